@@ -1,0 +1,65 @@
+# Needs Python 3.11 or newer and nothing else; everything is installed into .venv.
+#   make demo PYTHON=python3.12
+#   make demo PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"
+
+PYTHON ?= python3
+PIP_ARGS ?=
+PYTEST_ARGS ?=
+DEMO_ARGS ?=
+BENCH_ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt $(PIP_ARGS)
+
+# idle OpenMP threads that spin take the cores from the worker's other threads
+export OMP_WAIT_POLICY ?= PASSIVE
+
+.DEFAULT_GOAL := help
+.PHONY: help venv install demo test test-slow check format bench-cpu clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Pagemill needs Python 3.11 or newer; name one: make PYTHON=/path/to/python3.12" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# two stamps: the demo needs neither test servers nor linters
+$(VENV)/.run: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) --editable '.[worker,demo]'
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) --editable '.[worker,demo,test,dev]'
+	@touch $@ $(VENV)/.run
+
+venv: $(VENV)/.run  ## create .venv with what a worker and the demo need
+
+install: $(VENV)/.dev  ## create .venv with the tools for tests and checks too
+
+demo: $(VENV)/.run  ## summarise 24 documents with a real model, from nothing
+	@$(BIN)/python -m producers.demo $(DEMO_ARGS)
+
+test: $(VENV)/.dev  ## run all tests but the slow ones
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-slow: $(VENV)/.dev  ## run the slow tests: real model, chaos at full size
+	$(BIN)/python -m pytest -m slow --timeout 900 $(PYTEST_ARGS)
+
+check: $(VENV)/.dev  ## check format, lint, types and import layers
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+format: $(VENV)/.dev  ## put the code into the format that `check` wants
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench-cpu: $(VENV)/.dev  ## measure throughput, KV use and the cost of the queue, as JSON lines
+	@$(BIN)/python -m benchmarks.cpu $(BENCH_ARGS)
+
+clean:  ## remove .venv and the tools' caches; pulled models stay
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis demo-results.jsonl

@@ -1,0 +1,1 @@
+"""Other engines on the same requests, each in a process of its own."""

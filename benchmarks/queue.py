@@ -1,0 +1,183 @@
+"""
+What the queue costs: through Redis against the engine alone, and the worker's own time per job.
+
+    python -m benchmarks.queue                                 all four parts
+    python -m benchmarks.queue --parts worker,submit,scripts   those that need no model
+
+    engine   the same jobs through Redis and one worker, and handed to the engine directly, in
+             turns and with the same settings: the ratio of the rates
+    worker   with the fake engine: the worker's processor microseconds per job, by thread, and
+             what single pieces of the work take
+    submit   submit_many against bare pipelined XADDs of the same payloads
+    scripts  PULL of 64 and FINISH of 32 against bare scripts that move as much, with a backlog
+
+One JSON line a part. The server is one of its own, started for this run.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from benchmarks import queue_scripts, workloads
+from benchmarks.contender import Case, Contender, ContenderError
+from benchmarks.offline import Model, environment, find_model
+from benchmarks.queue_pieces import pieces
+from benchmarks.worker_process import WorkerFailed, running_worker
+from engine.errors import StartupError
+from pagemill.client import Client
+from pagemill.errors import PagemillError
+from pagemill.schema import Job, Options
+from producers.local_redis import local_redis
+
+PARTS = ("engine", "worker", "submit", "scripts")
+
+_WAIT_S = 600.0
+
+
+def through_queue(client: Client, requests: Sequence[workloads.Request]) -> float:
+    """Submit all requests and take all results; returns the seconds between."""
+    jobs = [
+        Job(prompt=tuple(request.prompt), options=Options(max_tokens=request.max_tokens, ignore_eos=True))
+        for request in requests
+    ]
+    begin = time.perf_counter()
+    client.submit_many(jobs)
+    produced = sum(
+        result.usage.completion_tokens for result in client.finished([job.id for job in jobs], wait_s=_WAIT_S)
+    )
+    took = time.perf_counter() - begin
+    asked = sum(request.max_tokens for request in requests)
+    if produced != asked:
+        raise RuntimeError(f"the worker's results have {produced} tokens; {asked} were asked for")
+    return took
+
+
+def against_engine(url: str, model: Model, args: argparse.Namespace) -> dict[str, Any]:
+    """The engine part."""
+    case = Case(args.workload, args.n, None, model.vocab, args.scale, 0)
+    warm_up = Case(args.workload, 8, 7, model.vocab, args.scale, 0)
+    env = environment(args.threads)
+    # cold for both: a repeat must not find its prompts in the cache
+    same = ["--threads", str(args.threads), "--set", "prefix_caching=0"]
+    flags = ["--model", str(model.folder), "--num-threads", str(args.threads), "--no-prefix-caching"]
+    flags += ["--dtype", "float32", "--load-format", "dummy" if model.dummy else "auto"]
+    engine = Contender(
+        "engine", "benchmarks.ours", ["--model", str(model.folder), *["--dummy"] * model.dummy, *same], environment=env
+    )
+    walls: dict[str, list[float]] = {"engine": [], "queue": []}
+    with ExitStack() as stack:
+        stack.enter_context(engine)
+        stack.enter_context(running_worker(url, flags, queue="bench", environment=env))
+        client = stack.enter_context(Client(url, queue="bench"))
+        engine.run(warm_up)
+        through_queue(client, warm_up.requests())
+        for _ in range(args.repeat):
+            walls["engine"].append(engine.run(case).wall_s)
+            walls["queue"].append(through_queue(client, case.requests()))
+    requests = case.requests()
+    rates = {name: sum(r.max_tokens for r in requests) / statistics.median(found) for name, found in walls.items()}
+    return {
+        "queue": "engine",
+        "model": model.name,
+        "workload": case.workload,
+        "digest": workloads.digest(requests),
+        "requests": len(requests),
+        "output_tok_s": {name: round(rate, 1) for name, rate in rates.items()},
+        "all_wall_s": {name: [round(wall, 2) for wall in found] for name, found in walls.items()},
+        "queue_over_engine": round(rates["queue"] / rates["engine"], 3),
+    }
+
+
+def own_time(url: str, args: argparse.Namespace) -> dict[str, Any]:
+    """The worker part."""
+    flags = ["--engine", "fake", "--max-num-seqs", "256", "--fake-kv-tokens", "1000000", "--log-level", "warning"]
+    jobs = [_text_job(index, args.prompt_chars, args.max_tokens) for index in range(args.jobs)]
+    warm_up = [_text_job(-1 - index, args.prompt_chars, args.max_tokens) for index in range(200)]
+    with running_worker(url, flags, queue="fake") as worker, Client(url, queue="fake") as client:
+        _answer_all(client, warm_up)
+        before, begin = worker.usage(), time.perf_counter()
+        _answer_all(client, jobs)
+        took = time.perf_counter() - begin
+        used = worker.usage().since(before)
+    return {
+        "queue": "worker",
+        "jobs": len(jobs),
+        "prompt_chars": args.prompt_chars,
+        "max_tokens": args.max_tokens,
+        "jobs_s": round(len(jobs) / took, 1),
+        "cpu_us_per_job": _per_job(used.process, len(jobs)),
+        "by_thread_us": {name: _per_job(seconds, len(jobs)) for name, seconds in sorted(used.threads.items())},
+        "pieces_us": pieces(jobs[:200]),
+    }
+
+
+def _text_job(index: int, chars: int, max_tokens: int) -> Job:
+    text = f"{index}: " + "the quick brown fox jumps over the lazy dog. " * (chars // 45 + 1)
+    return Job(prompt=text[:chars], options=Options(max_tokens=max_tokens))
+
+
+def _answer_all(client: Client, jobs: Sequence[Job]) -> None:
+    client.submit_many(jobs)
+    failed = [r for r in client.finished([job.id for job in jobs], wait_s=_WAIT_S) if r.status != "done"]
+    if failed:
+        raise RuntimeError(f"{len(failed)} jobs failed, the first with {failed[0].failure}")
+
+
+def _per_job(seconds: float, jobs: int) -> float:
+    return round(seconds / jobs * 1e6, 1)
+
+
+def run(args: argparse.Namespace, parts: Sequence[str]) -> None:
+    """Run the parts in order, each at an empty server."""
+    for part in parts:
+        with local_redis() as url, TemporaryDirectory() as scratch:
+            if part == "engine":
+                line = against_engine(url, find_model(args.model, Path(scratch)), args)
+            elif part == "worker":
+                line = own_time(url, args)
+            elif part == "submit":
+                line = queue_scripts.submit_rate(url, args.jobs, args.prompt_chars)
+            else:
+                line = queue_scripts.latencies(url, args.backlog, args.prompt_chars)
+        print(json.dumps(line), flush=True)
+
+
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", default=",".join(PARTS))
+    parser.add_argument("--model", default="smollm2", help="of the engine part: as a worker takes it, or a shape")
+    parser.add_argument("--workload", default="sharegpt")
+    parser.add_argument("--n", type=int, default=48)
+    parser.add_argument("--scale", type=float, default=0.2)
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--jobs", type=int, default=4000)
+    parser.add_argument("--prompt-chars", type=int, default=800)
+    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--backlog", type=int, default=20_000)
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parse(argv)
+    parts = args.parts.split(",")
+    if unknown := set(parts) - set(PARTS):
+        print(f"unknown parts {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}", file=sys.stderr)
+        return 2
+    try:
+        run(args, parts)
+    except (StartupError, PagemillError, WorkerFailed, ContenderError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,1 @@
+"""The paged engine: from requests to tokens. It knows no Redis."""

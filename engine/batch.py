@@ -1,0 +1,156 @@
+"""A step as flat tensors: what the network reads."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.request import Chunk, Step
+from kernels.decode_attention import DecodePlan, plan_decode
+from kernels.prefill_attention import PrefillChunk, plan_prefill
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeInputs:
+    """
+    The chunks of one token, for `kernels.decode_attention`.
+
+    Args:
+        block_tables: [num_seqs, max_blocks] int32; 0, the null block, past the end.
+        seq_lens: [num_seqs] int32.
+        plans: By sliding window, what the layers with that window share.
+    """
+
+    block_tables: Tensor
+    seq_lens: Tensor
+    plans: Mapping[int | None, DecodePlan]
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillInputs:
+    """
+    The longer chunks, for `kernels.prefill_attention`.
+
+    Args:
+        block_tables: [num_seqs, max_blocks] int32; 0, the null block, past the end.
+        query_start: [num_seqs + 1] int32, counted from the first token of these chunks.
+        seq_lens: [num_seqs] int32.
+        plans: By sliding window, what the layers with that window share.
+    """
+
+    block_tables: Tensor
+    query_start: Tensor
+    seq_lens: Tensor
+    plans: Mapping[int | None, tuple[PrefillChunk, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardBatch:
+    """
+    The tokens of a step: those of chunks of one first, then the longer chunks end to end.
+
+    Args:
+        input_ids: [num_tokens] int64.
+        positions: [num_tokens] int64.
+        slot_mapping: [num_tokens] int64, where keys and values go; -1 is nowhere.
+        num_decodes: Chunks of one token.
+        first_rows: By place in `Step.chunks`, the chunk's first token here.
+        sample_rows: [num_sampling] int64, the last tokens of the sampling chunks in their order.
+    """
+
+    input_ids: Tensor
+    positions: Tensor
+    slot_mapping: Tensor
+    num_decodes: int
+    decode: DecodeInputs | None
+    prefill: PrefillInputs | None
+    first_rows: tuple[int, ...]
+    sample_rows: Tensor
+
+
+def build_batch(step: Step, *, kv_cache: Tensor, windows: Collection[int | None], last_token: Tensor) -> ForwardBatch:
+    """
+    Lay a step's chunks out.
+
+    Args:
+        step: At least one chunk; every sequence's block table reaches its chunk's end.
+        kv_cache: One layer's, for its shape.
+        windows: The sliding windows that the layers have.
+        last_token: [max_num_seqs] int64, each slot's newest token: read where it is still in flight.
+    """
+    chunks = step.chunks
+    order = sorted(range(len(chunks)), key=lambda index: chunks[index].length > 1)
+    ordered = [chunks[index] for index in order]
+    num_decodes = sum(chunk.length == 1 for chunk in chunks)
+    lengths = np.array([chunk.length for chunk in ordered])
+    starts = np.concatenate([[0], np.cumsum(lengths)])
+    tables = _block_tables(ordered)
+
+    block_size = kv_cache.shape[3]
+    rows = np.repeat(np.arange(len(ordered)), lengths)
+    within = np.arange(starts[-1]) - starts[rows]
+    positions = np.array([chunk.start for chunk in ordered])[rows] + within
+    slots = tables[rows, positions // block_size].astype(np.int64) * block_size + positions % block_size
+
+    first_rows = np.empty(len(chunks), dtype=np.int64)
+    first_rows[order] = starts[:-1]
+    sample_rows = [first + chunk.length - 1 for first, chunk in zip(first_rows, chunks, strict=True) if chunk.samples]
+    return ForwardBatch(
+        input_ids=_input_ids(ordered, starts, last_token),
+        positions=torch.from_numpy(positions),
+        slot_mapping=torch.from_numpy(slots),
+        num_decodes=num_decodes,
+        decode=_decode_inputs(ordered[:num_decodes], tables[:num_decodes], kv_cache, windows),
+        prefill=_prefill_inputs(ordered[num_decodes:], tables[num_decodes:], block_size, windows),
+        first_rows=tuple(first_rows.tolist()),
+        sample_rows=torch.tensor(sample_rows, dtype=torch.int64),
+    )
+
+
+def _block_tables(chunks: Sequence[Chunk]) -> np.ndarray[tuple[int, int], np.dtype[np.int32]]:
+    tables = np.zeros((len(chunks), max(len(chunk.sequence.block_table) for chunk in chunks)), dtype=np.int32)
+    for row, chunk in zip(tables, chunks, strict=True):
+        row[: len(chunk.sequence.block_table)] = chunk.sequence.block_table
+    return tables
+
+
+def _input_ids(chunks: Sequence[Chunk], starts: np.ndarray, last_token: Tensor) -> Tensor:
+    ids = np.empty(starts[-1], dtype=np.int64)
+    unknown: list[tuple[int, int]] = []
+    for chunk, start in zip(chunks, starts.tolist(), strict=False):
+        stop = chunk.start + chunk.length
+        known = min(stop, chunk.sequence.num_known)
+        ids[start : start + known - chunk.start] = chunk.sequence.token_ids(chunk.start, known)
+        if known < stop:
+            # sampled by a step in flight: only the device knows it
+            unknown.append((start + chunk.length - 1, chunk.sequence.slot))
+    input_ids = torch.from_numpy(ids)
+    if unknown:
+        rows, slots = torch.tensor(unknown).T
+        input_ids[rows] = last_token[slots]
+    return input_ids
+
+
+def _decode_inputs(
+    chunks: Sequence[Chunk], tables: np.ndarray, kv_cache: Tensor, windows: Collection[int | None]
+) -> DecodeInputs | None:
+    if not chunks:
+        return None
+    block_tables = torch.from_numpy(tables)
+    seq_lens = torch.tensor([chunk.start + 1 for chunk in chunks], dtype=torch.int32)
+    plans = {window: plan_decode(kv_cache, block_tables, seq_lens, window) for window in set(windows)}
+    return DecodeInputs(block_tables, seq_lens, plans)
+
+
+def _prefill_inputs(
+    chunks: Sequence[Chunk], tables: np.ndarray, block_size: int, windows: Collection[int | None]
+) -> PrefillInputs | None:
+    if not chunks:
+        return None
+    block_tables = torch.from_numpy(tables)
+    query_start = torch.tensor([0, *(chunk.length for chunk in chunks)], dtype=torch.int32).cumsum(0).int()
+    seq_lens = torch.tensor([chunk.start + chunk.length for chunk in chunks], dtype=torch.int32)
+    plans = {window: plan_prefill(block_size, block_tables, query_start, seq_lens, window) for window in set(windows)}
+    return PrefillInputs(block_tables, query_start, seq_lens, plans)

@@ -1,0 +1,308 @@
+"""Who owns which KV block: reference counts, the prefix cache, the host pool and the fences between them."""
+
+from collections import deque
+from collections.abc import Iterable
+
+from engine.free_list import FreeList
+from engine.prefix import HashFunction, PrefixHasher, xxh3_128
+from engine.request import BlockCopy, Sequence, Status
+
+# free blocks that a new table leaves behind itself to grow into, if it may grow so far
+MAX_ROOM = 8
+
+
+class BlockManager:
+    """
+    Gives KV blocks to sequences and takes them back; copies nothing itself.
+
+    A block is referenced (by sequences, and by a fence after they let it go) or it is on
+    the free list. A free block may still hold a cached prefix: it is found by its hash and
+    taken off the list, or it is overwritten when its turn comes, least recently used first.
+
+    Blocks that a sequence lets go may still be read and written by steps in flight, so
+    they come back when the newest step launched until then has completed (the fence).
+
+    Args:
+        num_blocks: Device blocks, with block 0, the null block, that nobody gets.
+        block_size: Tokens of a block.
+        num_host_blocks: Blocks in host memory for swapped sequences.
+        prefix_caching: Share full blocks of equal prefixes.
+        hash_function: Names blocks; see `engine.prefix`.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int,
+        block_size: int,
+        num_host_blocks: int = 0,
+        prefix_caching: bool = True,
+        hash_function: HashFunction = xxh3_128,
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.num_host_blocks = num_host_blocks
+        self.prefix_caching = prefix_caching
+        self.query_tokens = 0
+        self.hit_tokens = 0
+
+        self._hasher = PrefixHasher(block_size=block_size, hash_function=hash_function)
+        self._references = [0] * num_blocks
+        self._hashes: list[bytes | None] = [None] * num_blocks
+        self._cached: dict[bytes, int] = {}
+        # blocks that a second sequence has found in the cache: others are likely to
+        self._popular = bytearray(num_blocks)
+        # prompt blocks that a running sequence is about to fill, by hash
+        self._computing: dict[bytes, Sequence] = {}
+        self._free = FreeList(num_blocks)
+        for block in range(num_blocks - 1, 0, -1):
+            self._free.push_first(block)
+        self._free_host = list(range(num_host_blocks - 1, -1, -1))
+
+        self._launched = 0
+        self._completed = 0
+        # (step, device blocks, host blocks) that come back when the step has completed, steps ascending
+        self._fences: deque[tuple[int, list[int], list[int]]] = deque()
+        self.num_fenced_blocks = 0
+
+    @property
+    def num_usable_blocks(self) -> int:
+        return self.num_blocks - 1
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that can be had now: never used, or cached and not referenced."""
+        return len(self._free)
+
+    @property
+    def num_free_host_blocks(self) -> int:
+        return len(self._free_host)
+
+    @property
+    def usage(self) -> float:
+        """The fraction of usable blocks that are referenced."""
+        return 1 - len(self._free) / self.num_usable_blocks
+
+    def num_blocks_for(self, num_tokens: int) -> int:
+        """Blocks that hold so many tokens."""
+        return -(-num_tokens // self.block_size)
+
+    def match_prefix(self, sequence: Sequence) -> int:
+        """
+        Count the leading tokens whose blocks are cached and could be reused now.
+
+        The last known token is always left to be computed: its logits are wanted. A swapped
+        sequence reuses no more than it had computed. Changes nothing but `block_hashes`.
+        """
+        return len(self._match(sequence)) * self.block_size
+
+    def is_being_computed(self, sequence: Sequence) -> bool:
+        """Whether the first full prompt block that the cache lacks is being filled by a running sequence."""
+        if not self._computing or not self._reads_cache(sequence):
+            return False
+        num_cached = len(self._match(sequence))
+        return num_cached < self._num_shareable(sequence) and sequence.block_hashes[num_cached] in self._computing
+
+    def num_blocks_to_start(self, sequence: Sequence) -> int:
+        """Count what `allocate` or `swap_in` would take from the free blocks."""
+        matched = self._match(sequence)
+        idle = sum(1 for block in matched if not self._references[block])
+        return self.num_blocks_for(sequence.num_tokens) - len(matched) + idle
+
+    def allocate(self, sequence: Sequence) -> int:
+        """
+        Give a waiting sequence blocks for all its tokens and return how many tokens are cached already.
+
+        Needs `num_blocks_to_start` free blocks. Sets num_computed to the cached tokens.
+        """
+        num_cached = self._start(sequence) * self.block_size
+        sequence.num_computed = num_cached
+        self.query_tokens += sequence.num_tokens
+        self.hit_tokens += num_cached
+        return num_cached
+
+    def grow(self, sequence: Sequence) -> None:
+        """Give a running sequence one more block; needs a free one."""
+        table = sequence.block_table
+        table += self._take(sequence, 1, after=table[-1])
+
+    def commit(self, sequence: Sequence, num_tokens: int) -> None:
+        """Put the full blocks of the first `num_tokens` tokens, all known and computed, in the prefix cache."""
+        first, stop = sequence.num_committed, num_tokens // self.block_size
+        if not self.prefix_caching or stop <= first:
+            return
+        hashes = self._hasher.extend(sequence, stop)
+        for index in range(first, stop):
+            name, block = hashes[index], sequence.block_table[index]
+            if self._computing.get(name) is sequence:
+                del self._computing[name]
+            # computed twice: the first copy stays the cached one, this one ends with its sequence
+            if name not in self._cached:
+                self._cached[name] = block
+                self._hashes[block] = name
+        sequence.num_committed = stop
+
+    def discard(self, sequence: Sequence) -> None:
+        """Forget the cached content of a sequence's blocks: it is not to be trusted."""
+        for block in sequence.block_table:
+            self._forget(block)
+
+    def free(self, sequence: Sequence) -> None:
+        """Take back all device and host blocks of a sequence, behind the newest launched step."""
+        self._stop_computing(sequence)
+        # tail first: the end of a prefix is worth less than its beginning
+        self._fence(self._launched, sequence.block_table[::-1], sequence.host_blocks)
+        sequence.block_table = []
+        sequence.host_blocks = []
+        sequence.num_committed = 0
+
+    def swap_out(self, sequence: Sequence) -> list[BlockCopy]:
+        """
+        Move a running sequence to host blocks and return the copies that the next step must do first.
+
+        Needs as many free host blocks as hold its computed tokens.
+        """
+        count = self.num_blocks_for(sequence.num_computed)
+        host_blocks = [self._free_host.pop() for _ in range(count)]
+        copies = [
+            BlockCopy(device_block=device, host_block=host)
+            for device, host in zip(sequence.block_table, host_blocks, strict=False)
+        ]
+        self.free(sequence)
+        sequence.host_blocks = host_blocks
+        return copies
+
+    def swap_in(self, sequence: Sequence) -> list[BlockCopy]:
+        """
+        Give a swapped sequence device blocks for all its tokens and return the copies that fill them.
+
+        Needs `num_blocks_to_start` free blocks. Blocks that are still cached are not copied. The
+        host blocks come back when the next step has completed.
+        """
+        num_cached = self._start(sequence)
+        host_blocks = sequence.host_blocks
+        copies = [
+            BlockCopy(device_block=sequence.block_table[index], host_block=host_blocks[index])
+            for index in range(num_cached, len(host_blocks))
+        ]
+        self._fence(self._launched + 1, [], host_blocks)
+        sequence.host_blocks = []
+        return copies
+
+    def launched(self, step_id: int) -> None:
+        """Note a step that reads and writes blocks from now on."""
+        self._launched = step_id
+
+    def completed(self, step_id: int) -> None:
+        """Note that a step, and all before it, touch no block any more: blocks fenced by them come back."""
+        self._completed = step_id
+        while self._fences and self._fences[0][0] <= step_id:
+            _, device_blocks, host_blocks = self._fences.popleft()
+            self.num_fenced_blocks -= len(device_blocks)
+            self._release(device_blocks, host_blocks)
+
+    def check(self, owners: Iterable[Sequence]) -> None:
+        """
+        Compare the books with the tables of all sequences that own blocks.
+
+        Raises:
+            AssertionError: when an invariant is broken; says both sides in numbers.
+        """
+        expected = [0] * self.num_blocks
+        host = list(self._free_host)
+        fenced = [block for _, blocks, _ in self._fences for block in blocks]
+        host += [block for _, _, blocks in self._fences for block in blocks]
+        for sequence in owners:
+            fenced += sequence.block_table
+            host += sequence.host_blocks
+        for block in fenced:
+            expected[block] += 1
+        for block, (want, have) in enumerate(zip(expected, self._references, strict=True)):
+            assert want == have, f"block {block} has {want} owners and {have} references"
+        for block in range(1, self.num_blocks):
+            free = block in self._free
+            assert free == (not self._references[block]), f"block {block}: {self._references[block]} refs, free {free}"
+        assert not self._references[0], f"the null block has {self._references[0]} references"
+        self._free.check()
+        assert sorted(host) == list(range(self.num_host_blocks)), f"{len(host)} of {self.num_host_blocks} host blocks"
+        for name, block in self._cached.items():
+            assert self._hashes[block] == name, f"block {block} is cached under another name"
+        hashed = sum(1 for name in self._hashes if name is not None)
+        assert hashed == len(self._cached), f"{hashed} blocks have a name and {len(self._cached)} are cached"
+
+    def _reads_cache(self, sequence: Sequence) -> bool:
+        if not self.prefix_caching:
+            return False
+        # the logits of cached tokens are not computed, and prompt logprobs need them
+        return sequence.status is Status.SWAPPED or sequence.params.prompt_logprobs is None
+
+    def _num_shareable(self, sequence: Sequence) -> int:
+        if sequence.status is Status.SWAPPED:
+            return sequence.num_computed // self.block_size
+        return (sequence.num_known - 1) // self.block_size
+
+    def _match(self, sequence: Sequence) -> list[int]:
+        if not self._reads_cache(sequence):
+            return []
+        count = self._num_shareable(sequence)
+        matched: list[int] = []
+        for name in self._hasher.extend(sequence, count)[:count]:
+            block = self._cached.get(name)
+            if block is None:
+                break
+            matched.append(block)
+        return matched
+
+    def _start(self, sequence: Sequence) -> int:
+        matched = self._match(sequence)
+        for block in matched:
+            if not self._references[block]:
+                self._free.remove(block)
+            self._references[block] += 1
+            self._popular[block] = 1
+        count = self.num_blocks_for(sequence.num_tokens) - len(matched)
+        sequence.block_table = matched + self._take(sequence, count, after=matched[-1] if matched else 0)
+        sequence.num_committed = len(matched)
+        if self._reads_cache(sequence):
+            for name in sequence.block_hashes[len(matched) : self._num_shareable(sequence)]:
+                self._computing.setdefault(name, sequence)
+        return len(matched)
+
+    def _take(self, sequence: Sequence, count: int, *, after: int) -> list[int]:
+        room = min(MAX_ROOM, (sequence.params.max_tokens - len(sequence.output)) // self.block_size)
+        taken = self._free.pop(count, after=after, room=room)
+        for block in taken:
+            self._references[block] = 1
+            self._forget(block)
+        return taken
+
+    def _forget(self, block: int) -> None:
+        name = self._hashes[block]
+        if name is not None:
+            del self._cached[name]
+            self._hashes[block] = None
+            self._popular[block] = 0
+
+    def _stop_computing(self, sequence: Sequence) -> None:
+        if self._computing:
+            for name in sequence.block_hashes[sequence.num_committed :]:
+                if self._computing.get(name) is sequence:
+                    del self._computing[name]
+
+    def _fence(self, step_id: int, device_blocks: list[int], host_blocks: list[int]) -> None:
+        if step_id <= self._completed:
+            self._release(device_blocks, host_blocks)
+        elif device_blocks or host_blocks:
+            self.num_fenced_blocks += len(device_blocks)
+            self._fences.append((step_id, device_blocks, host_blocks))
+
+    def _release(self, device_blocks: list[int], host_blocks: list[int]) -> None:
+        for block in device_blocks:
+            self._references[block] -= 1
+            if self._references[block]:
+                continue
+            if self._hashes[block] is None:
+                self._free.push_first(block)
+            else:
+                self._free.push_last(block, keep=bool(self._popular[block]))
+        self._free_host += host_blocks

@@ -1,0 +1,83 @@
+"""What the scheduler keeps of each sequence, and of one pass over them."""
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from engine.request import BlockCopy, Chunk, Sequence
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """
+    A sequence in the scheduler's care.
+
+    Args:
+        order: (priority, arrival): the smaller is served first and preempted last.
+        limit: Number of tokens at which the answer ends at the latest.
+        gate: Newest step launched when it was last preempted; it may not run again before that step
+            has completed. -1 when it never was.
+    """
+
+    sequence: Sequence
+    order: tuple[int, int]
+    limit: int
+    gate: int = -1
+
+    @property
+    def ends(self) -> bool:
+        """Whether its last token is in flight already."""
+        return self.sequence.num_tokens >= self.limit
+
+
+class EntryList(list[Entry]):
+    """Entries sorted by `order`."""
+
+    def insert_sorted(self, entry: Entry) -> None:
+        """Put an entry in its place."""
+        insort(self, entry, key=_order)
+
+    def remove_sorted(self, entry: Entry) -> None:
+        """Take out an entry that is in the list."""
+        index = bisect_left(self, entry.order, key=_order)
+        assert self[index] is entry, f"{entry.sequence} is not in this list"
+        del self[index]
+
+    def sequences(self) -> Iterable[Sequence]:
+        return (entry.sequence for entry in self)
+
+
+@dataclass(slots=True)
+class Pass:
+    """
+    What one scheduling pass has left to give, and what it gave.
+
+    Args:
+        budget: Tokens that may still be computed in this step.
+        num_stalled: Running sequences that wait for a block.
+        num_partials: Prompts that will be in the middle of their prefill after this step.
+    """
+
+    budget: int
+    chunks: list[Chunk] = field(default_factory=list)
+    swap_in: list[BlockCopy] = field(default_factory=list)
+    num_stalled: int = 0
+    num_preempted: int = 0
+    num_partials: int = 0
+
+    def add_chunk(self, sequence: Sequence, *, join: bool = False) -> None:
+        """Compute as much of a sequence as the budget allows; without budget it stays a partial prefill."""
+        wanted = sequence.num_tokens - sequence.num_computed
+        length = min(wanted, self.budget)
+        samples = length == wanted
+        self.num_partials += not samples
+        if not length:
+            return
+        self.chunks.append(Chunk(sequence, sequence.num_computed, length, samples, join))
+        self.budget -= length
+        sequence.num_computed += length
+        sequence.num_in_flight += samples
+
+
+def _order(entry: Entry) -> tuple[int, int]:
+    return entry.order

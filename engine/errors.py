@@ -1,0 +1,77 @@
+"""
+What can go wrong in the engine, by who must act.
+
+EngineError
+├── RequestError            the caller of one request: `code` goes on the wire
+│   ├── EmptyPrompt
+│   ├── PromptTooLong
+│   ├── InvalidParams
+│   ├── InvalidText
+│   ├── NoChatTemplate
+│   └── ChatTemplateFailed
+└── StartupError            the operator: the message names the setting to change
+    ├── ModelNotFound
+    ├── UnknownArchitecture
+    ├── WeightsMismatch
+    └── NotEnoughMemory
+"""
+
+
+class EngineError(Exception):
+    """Base of all errors that the engine raises on purpose."""
+
+
+class RequestError(EngineError):
+    """Raised when one request cannot be served; others are not touched."""
+
+    code = "invalid_job"
+
+
+class EmptyPrompt(RequestError):
+    """Raised when a prompt has no token and the model has no BOS to start from."""
+
+    code = "empty_prompt"
+
+
+class PromptTooLong(RequestError):
+    """Raised when a prompt leaves no room for one answer token."""
+
+    code = "prompt_too_long"
+
+
+class InvalidParams(RequestError):
+    """Raised when a sampling parameter is out of its range."""
+
+    code = "invalid_job"
+
+
+class InvalidText(RequestError):
+    """Raised when a prompt is not Unicode text."""
+
+
+class NoChatTemplate(RequestError):
+    """Raised when messages come for a model that has no chat template."""
+
+
+class ChatTemplateFailed(RequestError):
+    """Raised when the model's chat template does not take the messages."""
+
+
+class StartupError(EngineError):
+    """Raised when the engine cannot start; says what to change."""
+
+
+class ModelNotFound(StartupError):
+    """Raised when the model folder or file is not there or not complete."""
+
+
+class UnknownArchitecture(StartupError):
+    """Raised when config.json names an architecture that the engine does not have."""
+
+
+class WeightsMismatch(StartupError):
+    """Raised when the checkpoint's tensors are not those of the architecture."""
+
+
+class NotEnoughMemory(StartupError):
+    """Raised when the KV cache cannot hold one sequence of max_model_len."""

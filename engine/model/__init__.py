@@ -1,0 +1,1 @@
+"""The network: layers, architectures, weights. It knows no scheduler."""

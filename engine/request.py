@@ -1,0 +1,304 @@
+"""What travels inside the engine: requests, the steps that advance them, and what comes out."""
+
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field
+from enum import Enum, StrEnum
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.sampling_params import SamplingParams
+
+TokenIds = NDArray[np.int32]
+
+
+class Status(Enum):
+    """Where a sequence is in its life."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    SWAPPED = "swapped"
+    FINISHED = "finished"
+
+
+class FinishReason(StrEnum):
+    """Why an answer ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """
+    One prompt to be completed, once or `params.n` times.
+
+    Args:
+        request_id: Unique among the requests that are not finished.
+        prompt: [num_prompt_tokens] int32, at least one token.
+        params: Sampling options.
+        cache_salt: Prompts share cached blocks only with prompts of the same salt.
+        resumed: Tokens that another engine generated already, one run per answer.
+        priority: Lower is served first and preempted last.
+        stream: Give text deltas while it runs.
+    """
+
+    request_id: str
+    prompt: TokenIds
+    params: SamplingParams
+    cache_salt: str | None = None
+    resumed: tuple[tuple[int, ...], ...] = ()
+    priority: int = 0
+    stream: bool = False
+
+
+class Sequence:
+    """
+    One answer in the making: its tokens, and how far its KV cache reaches.
+
+    Tokens are counted before their values are known: a step that was launched and not
+    handled yet has sampled `num_in_flight` tokens of this sequence.
+
+        prompt | output (known) | in flight
+        computed by launched steps: the first num_computed tokens
+    """
+
+    __slots__ = (
+        "block_hashes",
+        "block_table",
+        "finish_reason",
+        "host_blocks",
+        "index",
+        "num_cached",
+        "num_committed",
+        "num_computed",
+        "num_in_flight",
+        "output",
+        "prompt",
+        "request",
+        "slot",
+        "status",
+    )
+
+    def __init__(self, request: Request, index: int) -> None:
+        self.request = request
+        self.index = index
+        self.prompt = request.prompt
+        self.output: list[int] = list(request.resumed[index]) if request.resumed else []
+        self.status = Status.WAITING
+        self.finish_reason: FinishReason | None = None
+
+        # a row of the device state while it runs; -1 otherwise
+        self.slot = -1
+        self.block_table: list[int] = []
+        self.host_blocks: list[int] = []
+        # hashes of the full blocks whose tokens are known, in order
+        self.block_hashes: list[bytes] = []
+
+        self.num_computed = 0
+        self.num_in_flight = 0
+        # prompt tokens found in the prefix cache when it was first admitted
+        self.num_cached = 0
+        # leading blocks that are in the prefix cache under their hash
+        self.num_committed = 0
+
+    @property
+    def params(self) -> SamplingParams:
+        return self.request.params
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.prompt)
+
+    @property
+    def num_known(self) -> int:
+        """Tokens whose values are known here."""
+        return len(self.prompt) + len(self.output)
+
+    @property
+    def num_tokens(self) -> int:
+        """Known tokens and those in flight."""
+        return len(self.prompt) + len(self.output) + self.num_in_flight
+
+    @property
+    def finished(self) -> bool:
+        return self.status is Status.FINISHED
+
+    def token_ids(self, start: int, stop: int) -> TokenIds:
+        """
+        The known tokens of positions start to stop.
+
+        Raises:
+            IndexError: when a position lies past the known tokens.
+        """
+        if stop > self.num_known:
+            raise IndexError(f"position {stop - 1} of {self} is not known yet")
+        split = len(self.prompt)
+        if stop <= split:
+            return self.prompt[start:stop]
+        tail = np.asarray(self.output[max(0, start - split) : stop - split], dtype=np.int32)
+        return tail if start >= split else np.concatenate([self.prompt[start:], tail])
+
+    def __repr__(self) -> str:
+        return (
+            f"Sequence({self.request.request_id}#{self.index}, {self.status.value}, "
+            f"{self.num_prompt_tokens}+{len(self.output)}+{self.num_in_flight} tokens, "
+            f"{self.num_computed} computed, {len(self.block_table)} blocks)"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """
+    The tokens of one sequence that one step computes: positions start to start + length.
+
+    A prompt is one long chunk or several; a decode is a chunk of 1. A chunk that reaches
+    the sequence's last token samples the next one. `join` marks the first chunk since the
+    sequence took its slot: what the device keeps by slot is then set anew.
+    """
+
+    sequence: Sequence
+    start: int
+    length: int
+    samples: bool
+    join: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """One KV block to copy between device and host: ids in the two pools."""
+
+    device_block: int
+    host_block: int
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """
+    What the next forward does; nothing of it has happened yet.
+
+    The runner performs swap_out, then swap_in, then the forward over `chunks`, in order.
+    `left` names the slots given up since the step before.
+    """
+
+    step_id: int
+    chunks: tuple[Chunk, ...]
+    swap_out: tuple[BlockCopy, ...] = ()
+    swap_in: tuple[BlockCopy, ...] = ()
+    left: tuple[int, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(chunk.length for chunk in self.chunks)
+
+    @property
+    def sampling(self) -> tuple[Chunk, ...]:
+        """The chunks that sample a token, in order."""
+        return tuple(chunk for chunk in self.chunks if chunk.samples)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token's natural log-probability and the best others at its place, best first."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """
+    What a step's forward gave, in the order of `Step.sampling`.
+
+    Args:
+        token_ids: [num sampling chunks] int64; -1 where the logits were not finite.
+        logprobs: One per sampling chunk, or empty when no request asked; None for rows that did not.
+        prompt_logprobs: Index into `Step.chunks` to the log-probabilities of the prompt tokens
+            start + 1 to start + length that lie within the prompt.
+    """
+
+    token_ids: NDArray[np.int64]
+    logprobs: SequenceOf[TokenLogprob | None] = ()
+    prompt_logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
+
+
+class Ticket(Protocol):
+    """A launched step."""
+
+    def result(self) -> StepResult:
+        """Wait for the step and return what it sampled."""
+        ...
+
+
+class Runner(Protocol):
+    """What performs steps: the model on a device, or a fake in tests."""
+
+    def launch(self, step: Step) -> Ticket:
+        """Start a step and return at once where the device allows it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One finished answer. `error` says what happened where finish_reason is "error"."""
+
+    index: int
+    token_ids: tuple[int, ...]
+    text: str
+    finish_reason: FinishReason
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """A finished request with all its answers, by index."""
+
+    request_id: str
+    completions: tuple[Completion, ...]
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """New text of a streaming request, after `num_tokens` tokens of that answer."""
+
+    request_id: str
+    index: int
+    text: str
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutputs:
+    """What one turn of the engine gave to the outside."""
+
+    finished: tuple[RequestOutput, ...] = ()
+    deltas: tuple[TextDelta, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """
+    What the engine could take now; the puller asks before it claims.
+
+    Args:
+        free_seqs: Sequences that could start now.
+        free_tokens: Tokens of KV cache that are free, or cached and evictable, less the
+            headroom of what runs and what the waiting requests will need.
+        waiting_seqs: Sequences that wait inside the engine already.
+        total_tokens: Size of the whole KV cache.
+        max_model_len: Longest prompt plus answer.
+    """
+
+    free_seqs: int
+    free_tokens: int
+    waiting_seqs: int
+    total_tokens: int
+    max_model_len: int

@@ -1,0 +1,129 @@
+"""One pass from a step's logits to its tokens; rows pay only for the features they use."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from engine.request import TokenLogprob
+from engine.sampling_params import Feature
+from engine.state import FREQUENCY, MIN_P, PRESENCE, REPETITION, TEMPERATURE, TOP_P, SamplingState
+from kernels.logprobs import token_logprobs
+from kernels.penalties import apply_penalties
+from kernels.random_draws import draw_keys
+from kernels.sampling import argmax, sample
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """
+    What one step sampled.
+
+    Args:
+        token_ids: [rows] int64; -1 where the logits were not finite.
+        logprobs: Empty when no row asked; else one a row, None where it did not ask or failed.
+    """
+
+    token_ids: Tensor
+    logprobs: list[TokenLogprob | None] = field(default_factory=list)
+
+
+class Sampler:
+    """
+    Turns logits into tokens by the parameters that the state holds for each slot.
+
+    Logits change in this order: penalties, bias, ends masked under min_tokens, temperature,
+    min-p, top-k, top-p. Log-probabilities are those of the model, before all of it.
+    """
+
+    def __init__(self, state: SamplingState, vocab_size: int) -> None:
+        self.state = state
+        self.vocab_size = vocab_size
+
+    def sample(self, logits: Tensor, slots: Sequence[int], features: Feature) -> Sampled:
+        """
+        Sample one token a row and advance the state by it.
+
+        Args:
+            logits: [rows, at least vocab_size] float; overwritten. Columns past vocab_size are
+                padding of the model's and are never sampled.
+            slots: The slot of each row; no slot twice.
+            features: All that any of these rows needs.
+        """
+        logits = self._real_columns(logits)
+        index = torch.tensor(slots, dtype=torch.int64, device=logits.device)
+        asked = self._rows(slots, Feature.LOGPROBS) if features & Feature.LOGPROBS else []
+        raw = logits[asked] if asked else None
+
+        if features & Feature.PENALTY:
+            self._penalise(logits, slots, index)
+        if features & Feature.BIAS:
+            for row, slot in enumerate(slots):
+                if slot in self.state.bias:
+                    tokens, values = self.state.bias[slot]
+                    logits[row, tokens] += values.to(logits.dtype)
+        if features & Feature.MIN_TOKENS:
+            for row, slot in enumerate(slots):
+                if slot in self.state.masked_ends:
+                    # taken off, not set: a NaN or inf there still makes the row fail
+                    logits[row, self.state.masked_ends[slot][0]] -= math.inf
+
+        token_ids = self._draw(logits, index) if features & Feature.RANDOM else argmax(logits)
+        self.state.advance(slots, index, token_ids)
+        if raw is None:
+            return Sampled(token_ids)
+        return Sampled(token_ids, self._logprobs(raw, asked, slots, token_ids))
+
+    def prompt_logprobs(self, logits: Tensor, next_ids: Tensor | Sequence[int], top: int) -> list[TokenLogprob]:
+        """
+        Give the log-probability of the prompt token that follows each row.
+
+        Args:
+            logits: [rows, at least vocab_size] float, as the model gave them.
+            next_ids: [rows], ids under vocab_size.
+            top: How many of the best to add.
+        """
+        logits = self._real_columns(logits)
+        ids = torch.as_tensor(next_ids, dtype=torch.int64, device=logits.device)
+        return _as_logprobs(logits, ids, [min(top, self.vocab_size)] * len(ids))
+
+    def _real_columns(self, logits: Tensor) -> Tensor:
+        logits = logits[:, : self.vocab_size]
+        return logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
+
+    def _rows(self, slots: Sequence[int], feature: Feature) -> list[int]:
+        return [row for row, slot in enumerate(slots) if feature in self.state.features[slot]]
+
+    def _penalise(self, logits: Tensor, slots: Sequence[int], index: Tensor) -> None:
+        rows = torch.tensor(self._rows(slots, Feature.PENALTY), dtype=torch.int64, device=logits.device)
+        chosen = index[rows]
+        strengths = self.state.knobs[chosen][:, [REPETITION, PRESENCE, FREQUENCY]]
+        apply_penalties(logits, rows, chosen, self.state.in_prompt, self.state.output_counts, strengths)
+
+    def _draw(self, logits: Tensor, index: Tensor) -> Tensor:
+        state = self.state
+        knobs = state.knobs[index]
+        keys = draw_keys(state.streams[index], state.positions[index])
+        return sample(logits, knobs[:, TEMPERATURE], state.top_k[index], knobs[:, TOP_P], knobs[:, MIN_P], keys)
+
+    def _logprobs(
+        self, raw: Tensor, asked: list[int], slots: Sequence[int], token_ids: Tensor
+    ) -> list[TokenLogprob | None]:
+        chosen = token_ids[asked]
+        given = _as_logprobs(raw, chosen.clamp(min=0), [self.state.num_top[slots[row]] for row in asked])
+        logprobs: list[TokenLogprob | None] = [None] * len(slots)
+        for row, token_id, logprob in zip(asked, chosen.tolist(), given, strict=True):
+            logprobs[row] = logprob if token_id >= 0 else None
+        return logprobs
+
+
+def _as_logprobs(logits: Tensor, token_ids: Tensor, num_top: list[int]) -> list[TokenLogprob]:
+    chosen, best, values = token_logprobs(logits, token_ids, max(num_top, default=0))
+    return [
+        TokenLogprob(token_id, logprob, tuple(zip(ids[:top], some[:top], strict=True)))
+        for token_id, logprob, ids, some, top in zip(
+            token_ids.tolist(), chosen.tolist(), best.tolist(), values.tolist(), num_top, strict=True
+        )
+    ]

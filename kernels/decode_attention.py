@@ -1,0 +1,160 @@
+"""
+Attention of one new token per sequence to its paged keys and values.
+
+On a CPU, sequences of like length are attended together: their blocks are gathered into one
+workspace that stays in the processor's cache, then one SDPA call reads it. That is faster than
+attending to blocks where they lie, even where they lie end to end. What the layers of a step
+share is worked out once, in a `DecodePlan`.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+# keys and values of one group: what a processor's cache holds beside the rest
+WORKSPACE_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeGroup:
+    """
+    Sequences that one call attends.
+
+    Args:
+        start, stop: Their places in `DecodePlan.order`.
+        rows: [2 * num_seqs * num_blocks] int64, their key blocks, then their value blocks, as
+            rows of a layer's cache seen as [2 * num_blocks, block_size * num_kv_heads * head_dim].
+        mask: [num_seqs, 1, 1, num_slots], 0 where a key is visible, else -inf.
+        hidden: int64, the slots of the workspace whose keys or values nobody may see.
+    """
+
+    start: int
+    stop: int
+    rows: Tensor
+    mask: Tensor
+    hidden: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class DecodePlan:
+    """What all layers of a step share. `order` is [num_seqs] int64, the sequences by length."""
+
+    order: Tensor
+    groups: tuple[DecodeGroup, ...]
+    workspace: Tensor
+
+
+def decode_attention(
+    query: Tensor,
+    kv_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    scale: float,
+    window: int | None = None,
+    plan: DecodePlan | None = None,
+) -> Tensor:
+    """
+    Attend each sequence's newest token to its cached keys, its own among them.
+
+    Args:
+        query: [num_seqs, num_heads, head_dim].
+        kv_cache: [2, num_blocks, num_kv_heads, block_size, head_dim]; on a CPU a view of
+            memory in the order [2, num_blocks, block_size, num_kv_heads, head_dim].
+        block_tables: [num_seqs, max_blocks] int32; 0, the null block, past the end.
+        seq_lens: [num_seqs] int32, tokens in the cache, the newest among them.
+        scale: Multiplies the scores; 1 / sqrt(head_dim) as a rule.
+        window: The token at i sees j where i - window < j <= i; None is all up to i.
+        plan: `plan_decode` of the same arguments, shared by the layers of a step.
+
+    Returns:
+        [num_seqs, num_heads, head_dim], the dtype of `query`.
+
+    Source: Kwon et al. 2023, arXiv:2309.06180, section 4.3.
+    """
+    plan = plan or plan_decode(kv_cache, block_tables, seq_lens, window)
+    return decode_attention_reference(query, kv_cache, scale, plan)
+
+
+def plan_decode(kv_cache: Tensor, block_tables: Tensor, seq_lens: Tensor, window: int | None = None) -> DecodePlan:
+    """
+    Group the sequences of a step; arguments as those of `decode_attention`.
+
+    A sequence is padded to a length that depends on its own alone, so that its result has the
+    same bits whatever other sequences are there.
+    """
+    block_size = kv_cache.shape[3]
+    tables, stops = block_tables.numpy(), seq_lens.numpy().astype(np.int64)
+    starts = np.maximum(stops - window, 0) if window else np.zeros_like(stops)
+    first_blocks = starts // block_size
+    widths = np.array([_padded_width(int(n), block_size) for n in -(-stops // block_size) - first_blocks])
+    order = np.argsort(widths, kind="stable")
+
+    slot_bytes = 2 * kv_cache.element_size() * kv_cache.shape[2] * kv_cache.shape[4]
+    groups = []
+    begin = 0
+    while begin < len(order):
+        width = int(widths[order[begin]])
+        fits = max(1, WORKSPACE_BYTES // (width * block_size * slot_bytes))
+        end = min(begin + fits, int(np.searchsorted(widths[order], width, side="right")))
+        members = order[begin:end]
+        columns = first_blocks[members, None] + np.arange(width)
+        blocks = np.take_along_axis(tables[members], np.minimum(columns, tables.shape[1] - 1), axis=1)
+        slots = columns[:, :1] * block_size + np.arange(width * block_size)
+        visible = (slots >= starts[members, None]) & (slots < stops[members, None])
+        groups.append(_group(begin, end, blocks.astype(np.int64), visible, kv_cache))
+        begin = end
+    largest = max(len(group.rows) for group in groups)
+    workspace = kv_cache.new_empty(largest, kv_cache[0, 0].numel())
+    return DecodePlan(torch.from_numpy(order), tuple(groups), workspace)
+
+
+def decode_attention_reference(query: Tensor, kv_cache: Tensor, scale: float, plan: DecodePlan) -> Tensor:
+    num_seqs, num_heads, head_dim = query.shape
+    _, num_blocks, num_kv_heads, block_size, _ = kv_cache.shape
+    cache_rows = kv_cache.transpose(2, 3).view(2 * num_blocks, block_size * num_kv_heads * head_dim)
+
+    # the query heads of one KV head become rows of one product; 4, 8, ... rows fill the vector units
+    group_size = num_heads // num_kv_heads
+    padded = -(-group_size // 4) * 4
+    folded = query.new_zeros(num_seqs, num_kv_heads, padded, head_dim)
+    folded[:, :, :group_size] = query.index_select(0, plan.order).view(num_seqs, num_kv_heads, group_size, head_dim)
+
+    out = torch.empty_like(folded)
+    for group in plan.groups:
+        gathered = plan.workspace[: len(group.rows)]
+        torch.index_select(cache_rows, 0, group.rows, out=gathered)
+        tokens = gathered.view(-1, num_kv_heads * head_dim)
+        # what was never written may be NaN, and 0 * NaN would reach the sum
+        tokens.index_fill_(0, group.hidden, 0.0)
+        keys, values = tokens.view(2, len(group.mask), -1, num_kv_heads, head_dim).transpose(2, 3)
+        members = slice(group.start, group.stop)
+        out[members] = F.scaled_dot_product_attention(folded[members], keys, values, attn_mask=group.mask, scale=scale)
+    result = torch.empty_like(query)
+    return result.index_copy_(0, plan.order, out[:, :, :group_size].reshape(query.shape))
+
+
+def _padded_width(num_blocks: int, block_size: int) -> int:
+    """Round up to one of four lengths an octave, and to 64 tokens at least."""
+    num_tokens = num_blocks * block_size
+    step = max(64, 1 << (num_tokens - 1).bit_length() - 3)
+    return max(1, -(-num_tokens // step) * step // block_size)
+
+
+def _group(
+    start: int, stop: int, blocks: NDArray[np.int64], visible: NDArray[np.bool_], kv_cache: Tensor
+) -> DecodeGroup:
+    num_blocks = kv_cache.shape[1]
+    rows = np.concatenate([blocks.ravel(), blocks.ravel() + num_blocks])
+    hidden = np.flatnonzero(~visible)
+    mask = torch.zeros(visible.shape, dtype=kv_cache.dtype).masked_fill_(torch.from_numpy(~visible), float("-inf"))
+    return DecodeGroup(
+        start=start,
+        stop=stop,
+        rows=torch.from_numpy(rows),
+        mask=mask[:, None, None],
+        hidden=torch.from_numpy(np.concatenate([hidden, hidden + visible.size])),
+    )

@@ -1,0 +1,259 @@
+"""The scripts' arguments and replies: the one place that packs and reads them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from pagemill.errors import Busy, Conflict
+from pagemill.keys import QueueKeys
+from pagemill.messages import (
+    Accepted,
+    Checkpoint,
+    Delivery,
+    Finished,
+    JobState,
+    JobStatus,
+    Outcome,
+    QueueStats,
+    Renewal,
+    TokenDelta,
+)
+from pagemill.schema import LANES
+from pagemill.scripts import Arg, Call, load
+
+# entries that one PULL looks at; more take another call
+PULL_LOOKS = 64
+
+# jobs in one call that takes many, so that none holds the server for long
+BATCH = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A job made ready for the wire; `payload` is empty where `ref` names the object that holds it."""
+
+    job_id: str
+    fingerprint: str
+    idempotency: str
+    payload: bytes
+    ref: str
+    lane: str
+    tenant: str
+    tokens: int
+    timeout_ms: int
+    result_ttl_s: int
+    stream: bool
+    seed: int
+    metadata: str
+
+
+Answer = Accepted | Busy | Conflict
+
+
+def submit(keys: QueueKeys, jobs: Sequence[Submission], max_queued_tokens: int) -> Call[list[Answer]]:
+    """A refusal is returned, not raised: the other answers are still to be read."""
+    args: list[Arg] = [max_queued_tokens]
+    for job in jobs:
+        args += (
+            *(job.job_id, job.fingerprint, job.idempotency, job.payload, job.ref, job.lane, job.tenant, job.tokens),
+            *(job.timeout_ms, job.result_ttl_s, int(job.stream), job.seed, job.metadata),
+        )
+
+    def parse(replies: list[list[bytes]]) -> list[Answer]:
+        return [_answer(keys.queue, job, reply) for job, reply in zip(jobs, replies, strict=True)]
+
+    return Call(load("submit"), keys.base, args, parse)
+
+
+def _answer(queue: str, job: Submission, reply: list[bytes]) -> Answer:
+    word = reply[0]
+    if word == b"OK":
+        return Accepted(job.job_id, "queued", duplicate=False)
+    if word == b"DUP":
+        return Accepted(reply[1].decode(), cast(JobState, reply[2].decode()), duplicate=True)
+    if word == b"CONFLICT":
+        first = reply[1].decode()
+        return Conflict(first, f"job {first} has the same id or idempotency key and another content")
+    what = "too many tokens wait" if reply[1] == b"tokens" else "its server's memory is over 80 % full"
+    return Busy(f"queue {queue} takes no jobs for now: {what}", retry_after_s=int(reply[2]) / 1000)
+
+
+def pull(
+    keys: QueueKeys, worker_id: str, *, max_jobs: int, max_tokens: int, job_cap_tokens: int, lease_ms: int, turn: int
+) -> Call[tuple[bool, list[Delivery]]]:
+    args: list[Arg] = [worker_id, max_jobs, max_tokens, job_cap_tokens, lease_ms, PULL_LOOKS, turn]
+    return Call(load("pull"), keys.base, args, lambda reply: (reply[0] == 1, [_delivery(row) for row in reply[1:]]))
+
+
+def _delivery(row: list[bytes]) -> Delivery:
+    job_id, lane, tenant, stream, entry_id, attempt, payload, ref = row[:8]
+    tokens, seed, accepted, deadline, ttl, streams, checkpoint, meta = row[8:]
+    return Delivery(
+        job_id=job_id.decode(),
+        lane=lane.decode(),
+        tenant=tenant.decode(),
+        stream=stream.decode(),
+        entry_id=entry_id.decode(),
+        attempt=int(attempt),
+        payload=None if ref else payload,
+        payload_ref=ref.decode() or None,
+        tokens=int(tokens),
+        seed=int(seed),
+        accepted_ms=int(accepted),
+        deadline_ms=int(deadline),
+        result_ttl_s=int(ttl),
+        stream_tokens=streams == b"1",
+        checkpoint=checkpoint,
+        checkpoint_meta=meta.decode(),
+    )
+
+
+def renew(
+    keys: QueueKeys, worker_id: str, held: Sequence[Delivery], checkpoints: Mapping[str, Checkpoint]
+) -> Call[Renewal]:
+    args: list[Arg] = [worker_id]
+    for job in held:
+        args += [job.job_id, job.stream, job.entry_id]
+        saved = checkpoints.get(job.job_id)
+        args += [saved.offset, saved.token_ids, saved.meta] if saved else ["", "", ""]
+
+    def parse(reply: list[bytes]) -> Renewal:
+        verdicts = [(job.job_id, *word.decode().split("+")) for job, word in zip(held, reply, strict=True)]
+
+        def having(word: str) -> frozenset[str]:
+            return frozenset(job_id for job_id, *words in verdicts if word in words)
+
+        return Renewal(having("lost"), having("cancelled"), having("expired"), having("stale"))
+
+    return Call(load("renew"), keys.base, args, parse)
+
+
+def finish(keys: QueueKeys, worker_id: str, ends: Sequence[Finished], records: Sequence[bytes]) -> Call[list[Outcome]]:
+    args: list[Arg] = [worker_id]
+    for end, record in zip(ends, records, strict=True):
+        job, usage = end.delivery, end.result.usage
+        args += (job.job_id, job.stream, job.entry_id, end.result.status, record)
+        args += (usage.prompt_tokens, usage.completion_tokens)
+    return Call(load("finish"), keys.base, args, lambda reply: [_outcome(word) for word in reply])
+
+
+def retry(keys: QueueKeys, worker_id: str, job: Delivery, *, delay_ms: int, why: str) -> Call[Outcome]:
+    args: list[Arg] = [worker_id, job.job_id, job.stream, job.entry_id, delay_ms, why]
+    return Call(load("retry"), keys.base, args, _outcome)
+
+
+def _outcome(reply: bytes) -> Outcome:
+    return cast(Outcome, reply.decode())
+
+
+def release(keys: QueueKeys, worker_id: str, jobs: Sequence[Delivery]) -> Call[int]:
+    args: list[Arg] = [worker_id]
+    for job in jobs:
+        args += [job.job_id, job.stream, job.entry_id]
+    return Call(load("release"), keys.base, args, int)
+
+
+def disown(keys: QueueKeys, worker_id: str, *, turn: int, known: Sequence[tuple[str, str]]) -> Call[int]:
+    args: list[Arg] = [worker_id, turn, *(f"{stream} {entry}" for stream, entry in known)]
+    return Call(load("disown"), keys.base, args, int)
+
+
+def publish(keys: QueueKeys, worker_id: str, job: Delivery, deltas: Sequence[TokenDelta]) -> Call[bool]:
+    args: list[Arg] = [worker_id, job.job_id, job.entry_id]
+    for delta in deltas:
+        args += [delta.index, delta.offset, delta.num_tokens, delta.text]
+    return Call(load("publish"), keys.base, args, bool)
+
+
+def heartbeat(keys: QueueKeys, worker_id: str, *, lease_ms: int, fields: Mapping[str, str | int | float]) -> Call[int]:
+    args: list[Arg] = [worker_id, lease_ms]
+    for name, value in fields.items():
+        args += [name, str(value)]
+    return Call(load("heartbeat"), keys.base, args, int)
+
+
+def leave(keys: QueueKeys, worker_id: str) -> Call[int]:
+    return Call(load("leave"), keys.base, [worker_id], int)
+
+
+def lock(keys: QueueKeys, worker_id: str, *, hold_ms: int) -> Call[int]:
+    return Call(load("lock"), keys.base, [worker_id, hold_ms], int)
+
+
+def reclaim(keys: QueueKeys, *, lease_ms: int, limit: int) -> Call[int]:
+    return Call(load("reclaim"), keys.base, [lease_ms, limit], int)
+
+
+def promote(keys: QueueKeys, *, limit: int) -> Call[int]:
+    return Call(load("promote"), keys.base, [limit], int)
+
+
+def expire(keys: QueueKeys, *, limit: int) -> Call[int]:
+    return Call(load("expire"), keys.base, [limit], int)
+
+
+def collect(keys: QueueKeys, *, cursor: str, limit: int, lease_ms: int) -> Call[tuple[str, int]]:
+    args: list[Arg] = [cursor, limit, lease_ms]
+    return Call(load("collect"), keys.base, args, lambda reply: (reply[0].decode(), int(reply[1])))
+
+
+def cancel(keys: QueueKeys, job_id: str) -> Call[JobState | None]:
+    return Call(load("cancel"), keys.base, [job_id], lambda reply: cast(JobState, reply.decode()) if reply else None)
+
+
+def forget(keys: QueueKeys, job_id: str) -> Call[tuple[JobState | None, bytes]]:
+    """Gives the state that the job was in, None where it is unknown, and the result's record."""
+
+    def parse(reply: list[bytes]) -> tuple[JobState | None, bytes]:
+        return (cast(JobState, reply[0].decode()) if reply[0] else None, reply[1])
+
+    return Call(load("forget"), keys.base, [job_id], parse)
+
+
+STATUS_FIELDS = ("st", "ln", "tn", "tok", "att", "own", "acc", "run", "end", "dl", "cancel", "why")
+
+
+def read_status(queue: str, job_id: str, values: Sequence[bytes | None]) -> JobStatus | None:
+    """A job's state from the STATUS_FIELDS of its hash; None where there is no hash."""
+    if values[0] is None:
+        return None
+    text = [value.decode() if value is not None else "" for value in values]
+    state, lane, tenant, tokens, attempt, worker, accepted, started, ended, deadline, cancel, reason = text
+    return JobStatus(
+        job_id=job_id,
+        state=cast(JobState, state),
+        queue=queue,
+        lane=lane,
+        tenant=tenant,
+        tokens=int(tokens),
+        attempt=int(attempt or 0),
+        worker=worker,
+        accepted_ms=int(accepted),
+        started_ms=int(started or 0),
+        ended_ms=int(ended or 0),
+        deadline_ms=int(deadline or 0),
+        cancel_requested=cancel == "1",
+        reason=reason,
+    )
+
+
+def read_stats(counters: Mapping[bytes, bytes], delayed: int) -> QueueStats:
+    """Counters of the hash `st`, and how many jobs are put off."""
+    values: dict[str, Any] = {name.decode(): int(value) for name, value in counters.items()}
+    totals = {name: value for name, value in values.items() if ":" not in name and name != "running"}
+    return QueueStats(
+        queued={lane: values.get(f"queued:{lane}", 0) for lane in LANES},
+        queued_tokens={lane: values.get(f"queued_tokens:{lane}", 0) for lane in LANES},
+        running=values.get("running", 0),
+        delayed=delayed,
+        totals=totals,
+    )
+
+
+def read_workers(worker_ids: Sequence[str], hashes: Sequence[Mapping[bytes, bytes]]) -> dict[str, dict[str, str]]:
+    """The workers whose heartbeat is there."""
+    return {
+        worker_id: {name.decode(): value.decode() for name, value in fields.items()}
+        for worker_id, fields in zip(worker_ids, hashes, strict=True)
+        if fields
+    }

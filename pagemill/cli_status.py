@@ -1,0 +1,75 @@
+"""What `pagemill status` prints: a queue at a glance, or one job."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Any
+
+from pagemill.messages import JobStatus, QueueStats
+
+
+def overview(stats: QueueStats, workers: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
+    """All of it, for machines."""
+    return {**asdict(stats), "workers": {name: dict(fields) for name, fields in workers.items()}}
+
+
+def overview_lines(stats: QueueStats, workers: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
+    """Lanes, counters and workers, as text."""
+    yield from _table(
+        ("lane", "jobs waiting", "tokens waiting"),
+        [(lane, f"{stats.queued[lane]:,}", f"{stats.queued_tokens[lane]:,}") for lane in stats.queued],
+    )
+    yield ""
+    yield f"running {stats.running:,}, delayed {stats.delayed:,}"
+    if stats.totals:
+        yield "ever    " + ", ".join(f"{name} {value:,}" for name, value in sorted(stats.totals.items()))
+    yield ""
+    if not workers:
+        yield "no worker is alive: start one with `pagemill worker --model smollm2`"
+        return
+    yield from _table(
+        ("worker", "model", "state", "running", "waiting", "KV use", "tokens/s", "jobs done"),
+        [_worker_row(name, fields) for name, fields in sorted(workers.items())],
+    )
+
+
+def job_lines(job: JobStatus) -> Iterator[str]:
+    """One job, a field a line; what has not happened is left out."""
+    yield f"state     {job.state}{', to be cancelled' if job.cancel_requested and not job.ended else ''}"
+    yield f"queue     {job.queue}, lane {job.lane}, tenant {job.tenant}"
+    yield f"tokens    {job.tokens:,} estimated"
+    for name, millis in (
+        ("accepted", job.accepted_ms),
+        ("started", job.started_ms),
+        ("ended", job.ended_ms),
+        ("deadline", job.deadline_ms),
+    ):
+        if millis:
+            yield f"{name:9} {datetime.fromtimestamp(millis / 1000, UTC).isoformat(timespec='milliseconds')}"
+    if job.worker:
+        yield f"worker    {job.worker}, attempt {job.attempt}"
+    if job.reason:
+        yield f"reason    {job.reason}"
+
+
+def _worker_row(name: str, fields: Mapping[str, str]) -> tuple[str, ...]:
+    # a worker that still loads its model has said no more than its name
+    usage = f"{float(fields['kv_usage']):.1%}" if "kv_usage" in fields else "-"
+    state = fields.get("state", "starting")
+    shown = ("running", "waiting", "tokens_per_s", "jobs_done")
+    running, waiting, rate, done = (fields.get(key, "-") for key in shown)
+    return name, fields.get("model", "-"), state, running, waiting, usage, rate, done
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    for row in (header, *rows):
+        # names to the left, figures to the right
+        cells = [
+            cell.ljust(width) if header[place] in _NAMES else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        yield "  ".join(cells).rstrip()
+
+
+_NAMES = frozenset({"lane", "worker", "model", "state"})

@@ -1,0 +1,297 @@
+"""What the two clients share: all but the sending and the waiting."""
+
+import json
+import secrets
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from itertools import islice
+from typing import Any
+
+from pagemill.calls import BATCH, Answer, Submission, submit
+from pagemill.errors import Busy, JobFailed, JobNotFound, ObjectStoreError, UnknownModel, WaitTimeout
+from pagemill.keys import QueueKeys, idempotency_name
+from pagemill.messages import Accepted, TokenDelta
+from pagemill.object_store import ObjectStore, open_store
+from pagemill.schema import Job, Result
+from pagemill.scripts import Call
+
+# payloads above this go to the object store, where there is one
+INLINE_BYTES = 64 * 1024
+
+# how often a waiter looks without having been called: messages of a lost connection are lost
+POLL_S = 2.0
+
+# jobs sent or looked at in one go
+CHUNK = 256
+
+# the table of models is read again after this
+ROUTES_S = 30.0
+
+# jobs of other queues whose queue is remembered; the others are looked for
+MAX_HOMES = 100_000
+
+
+def prepare(job: Job) -> Submission:
+    """
+    Make a job ready for the wire, payload inline.
+
+    Raises:
+        InvalidJob: it cannot be written, or no worker can serve it.
+    """
+    job.check()
+    body = job.body()
+    seed = job.options.seed
+    return Submission(
+        job_id=job.id,
+        fingerprint=blake2b(body, digest_size=16).hexdigest(),
+        idempotency=idempotency_name(job.tenant, job.idempotency_key) if job.idempotency_key else "",
+        payload=job.wrap(body),
+        ref="",
+        lane=job.lane,
+        tenant=job.tenant,
+        tokens=job.estimated_tokens(),
+        timeout_ms=max(1, round(job.timeout_s * 1000)) if job.timeout_s is not None else 0,
+        result_ttl_s=job.result_ttl_s,
+        stream=job.stream,
+        seed=secrets.randbits(63) if seed is None else seed,
+        metadata=job.model_dump_json(include={"metadata"})[len('{"metadata":') : -1] if job.metadata else "",
+    )
+
+
+def is_large(submission: Submission) -> bool:
+    return len(submission.payload) > INLINE_BYTES
+
+
+def offload(submission: Submission, store: ObjectStore, queue: str) -> Submission:
+    """Put the payload into the store; blocking."""
+    url = store.put(f"jobs/{queue}/{submission.job_id}.json", submission.payload)
+    return replace(submission, payload=b"", ref=url)
+
+
+Ready = tuple[QueueKeys, Submission]
+
+
+def submit_calls(ready: Sequence[Ready], max_queued_tokens: int) -> list[tuple[list[int], Call[list[Answer]]]]:
+    """Calls for these jobs, a queue and a few dozen jobs each, and the places of their jobs in `ready`."""
+    groups: dict[QueueKeys, list[int]] = {}
+    for place, (keys, _) in enumerate(ready):
+        groups.setdefault(keys, []).append(place)
+    return [
+        (places, submit(keys, [ready[place][1] for place in places], max_queued_tokens))
+        for keys, all_places in groups.items()
+        for places in in_chunks(all_places, BATCH)
+    ]
+
+
+def in_order(places: Iterable[Sequence[int]], answers: Iterable[Sequence[Answer]]) -> list[Answer]:
+    """The answers of several calls, by the places of their jobs."""
+    by_place = {
+        place: answer for part in zip(places, answers, strict=True) for place, answer in zip(*part, strict=True)
+    }
+    return [by_place[place] for place in range(len(by_place))]
+
+
+def busy_places(answers: Sequence[Answer]) -> tuple[list[int], float]:
+    """Which jobs were refused for now, and how long to wait before they are sent again."""
+    refused = [(place, answer.retry_after_s) for place, answer in enumerate(answers) if isinstance(answer, Busy)]
+    return [place for place, _ in refused], max((wait_s for _, wait_s in refused), default=0.0)
+
+
+def accepted_or_raise(answers: Sequence[Answer]) -> list[Accepted]:
+    """
+    Raises:
+        Busy or Conflict: the first refusal.
+    """
+    done = []
+    for answer in answers:
+        if not isinstance(answer, Accepted):
+            raise answer
+        done.append(answer)
+    return done
+
+
+def store_of(place: str | ObjectStore | None) -> ObjectStore | None:
+    return open_store(place) if isinstance(place, str) else place
+
+
+def reference_in(record: bytes) -> str | None:
+    """The URL in a result's record; None where the record is the result itself."""
+    if not record.startswith(b'{"ref":'):
+        return None
+    return str(json.loads(record)["ref"])
+
+
+def read_result(record: bytes, store: ObjectStore | None) -> Result:
+    """
+    The result behind a record; blocking where it is in the store.
+
+    Raises:
+        ObjectStoreError: it is there, and this client has no store or cannot read it.
+    """
+    url = reference_in(record)
+    if url is None:
+        return Result.model_validate_json(record)
+    if store is None:
+        raise ObjectStoreError(f"the result is at {url}: give the client that object_store")
+    return Result.model_validate_json(store.get(url))
+
+
+def answer_of(result: Result) -> str:
+    """
+    Raises:
+        JobFailed: the job did not end as "done".
+    """
+    if result.status != "done":
+        why = result.failure.message if result.failure else f"it was {result.status}"
+        raise JobFailed(result, f"job {result.job_id} has no answer: {why}")
+    return result.text
+
+
+class Directory:
+    """
+    Which queue a job lives in: the client's own, or the one that serves its model.
+    """
+
+    def __init__(self, queue: str) -> None:
+        self.own = QueueKeys(queue)
+        self._queues = {queue: self.own}
+        self._routes: dict[str, str] = {}
+        self._read_at: float | None = None
+        self._homes: dict[str, QueueKeys] = {}
+
+    def stale(self, models: Iterable[str | None]) -> bool:
+        """Whether the table of models is to be read before these jobs are routed."""
+        wanted = {model for model in models if model is not None}
+        if not wanted:
+            return False
+        return not wanted <= self._routes.keys() or self.out_of_date()
+
+    def out_of_date(self) -> bool:
+        return self._read_at is None or time.monotonic() - self._read_at > ROUTES_S
+
+    def learn(self, table: Mapping[bytes, bytes]) -> None:
+        self._routes = {model.decode(): queue.decode() for model, queue in table.items()}
+        self._read_at = time.monotonic()
+        for queue in self._routes.values():
+            self._queues.setdefault(queue, QueueKeys(queue))
+
+    def route(self, job: Job) -> QueueKeys:
+        """
+        Raises:
+            UnknownModel: no worker has registered it.
+        """
+        if job.model is None:
+            return self.own
+        queue = self._routes.get(job.model)
+        if queue is None:
+            known = ", ".join(sorted(self._routes)) or "none yet"
+            raise UnknownModel(f"no worker serves the model {job.model!r}; registered: {known}")
+        return self._queues[queue]
+
+    def settle(self, job_id: str, home: QueueKeys) -> None:
+        """Remember where a job was put."""
+        if home is not self.own:
+            self._homes[job_id] = home
+            if len(self._homes) > MAX_HOMES:
+                del self._homes[next(iter(self._homes))]
+
+    def candidates(self, job_id: str) -> list[QueueKeys]:
+        """Where the job can be, likeliest first."""
+        home = self._homes.get(job_id)
+        return [home] if home else list(self._queues.values())
+
+
+class Deadline:
+    """A time to wait, or none."""
+
+    def __init__(self, wait_s: float | None, what: str) -> None:
+        self._what = what
+        self._wait_s = wait_s
+        self._end = None if wait_s is None else time.monotonic() + wait_s
+
+    def left_s(self) -> float:
+        """
+        Seconds to wait before the next look.
+
+        Raises:
+            WaitTimeout: there are none.
+        """
+        if self._end is None:
+            return POLL_S
+        left = self._end - time.monotonic()
+        if left <= 0:
+            raise WaitTimeout(f"{self._what} after {self._wait_s:g} s; it goes on")
+        return min(left, POLL_S)
+
+
+class TextCursor:
+    """
+    Follows a job's token stream and gives each character of each answer once.
+
+    A worker that takes a job over starts at its checkpoint, so that text comes again; what was
+    trimmed from the stream is missing. Both are told by the offsets.
+    """
+
+    def __init__(self, offsets: Mapping[int, int] | None = None) -> None:
+        self.entry_id = "0-0"
+        self.ended = False
+        self._have = dict(offsets or {})
+        self._tokens: dict[int, int] = {}
+
+    def feed(self, entries: Sequence[tuple[bytes, Mapping[bytes, bytes]]]) -> Iterator[TokenDelta]:
+        """New text in these entries; sets `ended` at the last one."""
+        for entry_id, fields in entries:
+            self.entry_id = entry_id.decode()
+            if b"end" in fields:
+                self.ended = True
+                return
+            index, offset, tokens = (int(fields[name]) for name in (b"i", b"o", b"n"))
+            self._tokens[index] = tokens
+            yield from self._advance(index, offset, fields[b"x"].decode(), tokens)
+
+    def rest(self, result: Result) -> Iterator[TokenDelta]:
+        """What the stream did not have of the answers."""
+        for answer in result.completions:
+            tokens = max(len(answer.token_ids), self._tokens.get(answer.index, 0))
+            yield from self._advance(answer.index, 0, answer.text, tokens)
+
+    def _advance(self, index: int, offset: int, text: str, tokens: int) -> Iterator[TokenDelta]:
+        have = self._have.get(index, 0)
+        if offset <= have < offset + len(text):
+            self._have[index] = offset + len(text)
+            yield TokenDelta(index, have, text[have - offset :], tokens)
+
+
+@dataclass(slots=True)
+class Awaited:
+    """Jobs whose end is awaited, by the queue they are in; `job_ids` None awaits all."""
+
+    keys: QueueKeys
+    job_ids: set[str] | None
+    entry_id: str = "$"
+
+    @property
+    def over(self) -> bool:
+        return self.job_ids is not None and not self.job_ids
+
+    def ended(self, entries: Sequence[tuple[bytes, Mapping[bytes, bytes]]]) -> list[str]:
+        """The awaited jobs among these events."""
+        found = []
+        for entry_id, fields in entries:
+            self.entry_id = entry_id.decode()
+            job_id = fields[b"j"].decode()
+            if self.job_ids is None or job_id in self.job_ids:
+                found.append(job_id)
+        return found
+
+
+def in_chunks(items: Iterable[Any], size: int = CHUNK) -> Iterator[list[Any]]:
+    source = iter(items)
+    while chunk := list(islice(source, size)):
+        yield chunk
+
+
+def not_found(job_id: str) -> JobNotFound:
+    return JobNotFound(f"there is no job {job_id}, or its result has expired")

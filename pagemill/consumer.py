@@ -1,0 +1,258 @@
+"""The worker's side of the queue: claim, renew, finish, hand back."""
+
+import json
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Self
+
+from redis.asyncio import Redis
+from redis.exceptions import NoScriptError, RedisError
+
+from pagemill import calls
+from pagemill.connection import judge, read_facts, send_once
+from pagemill.keys import MODELS, QueueKeys
+from pagemill.messages import Checkpoint, Delivery, Finished, Outcome, QueueStats, Renewal, SweepReport, TokenDelta
+from pagemill.scripts import run_async, run_many_async, translated
+
+# streams that one sweep tidies
+TIDY = 32
+
+
+class Consumer:
+    """
+    One worker process at one queue.
+
+    `worker_id` is unique for each process that ever runs: the server's note of who owns an
+    entry is the fence. Leases and heartbeat are to be renewed every third of a lease; peers
+    take back what is idle for a lease and whose owner's heartbeat has run out.
+
+    All methods raise QueueUnavailable where the server cannot be reached, and may be repeated
+    then; `finish` of a job that is published already says "duplicate".
+    """
+
+    def __init__(self, redis: Redis, queue: str, *, worker_id: str, lease_ms: int) -> None:
+        self.keys = QueueKeys(queue)
+        self.worker_id = worker_id
+        self.lease_ms = lease_ms
+        self._redis = redis
+
+        # all the mutable state there is
+        self._held: set[tuple[str, str]] = set()
+        self._reply_lost = False
+        self._turn = 0
+        self._cursor = "0"
+
+    def __repr__(self) -> str:
+        return f"Consumer({self.worker_id} at {self.keys.queue}: {len(self._held)} held)"
+
+    async def __aenter__(self) -> Self:
+        await self.heartbeat({})
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.leave()
+
+    async def check_server(self, *, allow_unsafe: bool = False) -> list[str]:
+        """
+        What the operator should know of the server, a sentence each.
+
+        Raises:
+            UnsafeServer: its settings can lose jobs; a warning where `allow_unsafe`.
+        """
+        return judge(await read_facts(self._redis), allow_unsafe=allow_unsafe)
+
+    async def register_model(self, model: str) -> None:
+        """
+        Route jobs that ask for `model` to this queue, from now on.
+        """
+        with translated():
+            await self._redis.execute_command("HSET", MODELS, model, self.keys.queue)
+
+    async def pull(self, *, max_jobs: int, max_tokens: int, job_cap_tokens: int = 0) -> list[Delivery]:
+        """
+        Claim jobs that fit, in order of lane, hand-backs and tenants; never above either limit.
+
+        Cancelled and expired jobs end here and are not returned. When a reply was lost, what it
+        claimed is handed back by the next call.
+
+        Args:
+            max_tokens: Estimated tokens of all the jobs together.
+            job_cap_tokens: What one job's estimate counts at most, 0 for no limit. Estimates are
+                rough: with the engine's whole cache here, every job fits into an idle worker.
+        """
+        if self._reply_lost:
+            # in this order: should it fail too, the next one begins a later turn
+            self._turn += 1
+            disown = calls.disown(self.keys, self.worker_id, turn=self._turn, known=sorted(self._held))
+            await run_async(self._redis, disown)
+            self._reply_lost = False
+        pulled: list[Delivery] = []
+        again = True
+        while again and len(pulled) < max_jobs and max_tokens > 0:
+            # one script looks at a bounded number of entries, so that it holds up nobody
+            again, jobs = await self._pull_once(max_jobs - len(pulled), max_tokens, job_cap_tokens)
+            max_tokens -= sum(min(job.tokens, job_cap_tokens or job.tokens) for job in jobs)
+            pulled += jobs
+            self._held.update((job.stream, job.entry_id) for job in jobs)
+        return pulled
+
+    async def _pull_once(self, max_jobs: int, max_tokens: int, job_cap_tokens: int) -> tuple[bool, list[Delivery]]:
+        call = calls.pull(
+            self.keys,
+            self.worker_id,
+            max_jobs=min(max_jobs, calls.PULL_LOOKS),
+            max_tokens=max_tokens,
+            job_cap_tokens=job_cap_tokens,
+            lease_ms=self.lease_ms,
+            turn=self._turn,
+        )
+        # until the reply is read, entries may be ours without our knowing
+        self._reply_lost = True
+        with translated():
+            try:
+                reply = await send_once(self._redis, *call.by_hash)
+            except NoScriptError:
+                reply = await send_once(self._redis, *call.by_source)
+        self._reply_lost = False
+        return call.parse(reply)
+
+    async def renew(self, held: Sequence[Delivery], checkpoints: Mapping[str, Checkpoint] | None = None) -> Renewal:
+        """
+        Extend the leases that are still ours, save checkpoints, and hear verdicts.
+
+        Args:
+            checkpoints: By job id; saved only for jobs in `held` that are still ours.
+        """
+        parts = [held[start : start + calls.BATCH] for start in range(0, len(held), calls.BATCH)]
+        renewals = await run_many_async(
+            self._redis, [calls.renew(self.keys, self.worker_id, part, checkpoints or {}) for part in parts]
+        )
+        lost = frozenset[str]().union(*(renewal.lost for renewal in renewals))
+        self._let_go(*(job for job in held if job.job_id in lost))
+        return Renewal(
+            lost=lost,
+            cancelled=frozenset[str]().union(*(renewal.cancelled for renewal in renewals)),
+            expired=frozenset[str]().union(*(renewal.expired for renewal in renewals)),
+            stale=frozenset[str]().union(*(renewal.stale for renewal in renewals)),
+        )
+
+    async def finish(self, batch: Sequence[Finished]) -> list[Outcome]:
+        """
+        Publish results, each exactly once over all workers; outcomes in order.
+
+        "done": published. "duplicate": it had ended already, by this call repeated or by a
+        cancel. "fenced": another worker's now. "gone": the queue does not know it any more.
+        In all four cases the job is no longer this worker's.
+        """
+        parts = [batch[start : start + calls.BATCH] for start in range(0, len(batch), calls.BATCH)]
+        outcomes = await run_many_async(
+            self._redis,
+            [calls.finish(self.keys, self.worker_id, part, [_record(end) for end in part]) for part in parts],
+        )
+        self._let_go(*(end.delivery for end in batch))
+        return [outcome for part in outcomes for outcome in part]
+
+    async def retry(self, delivery: Delivery, *, delay_ms: int, why: str) -> Outcome:
+        """
+        Put a job off after a fault that may pass; any worker takes it then.
+        """
+        outcome = await run_async(
+            self._redis, calls.retry(self.keys, self.worker_id, delivery, delay_ms=delay_ms, why=why)
+        )
+        self._let_go(delivery)
+        return outcome
+
+    async def release(self, deliveries: Sequence[Delivery]) -> int:
+        """
+        Hand jobs back at once, before all that wait in their lanes; the attempt does not count.
+
+        Returns:
+            How many were still this worker's.
+        """
+        parts = [deliveries[start : start + calls.BATCH] for start in range(0, len(deliveries), calls.BATCH)]
+        released = await run_many_async(self._redis, [calls.release(self.keys, self.worker_id, part) for part in parts])
+        self._let_go(*deliveries)
+        return sum(released)
+
+    async def sweep(self, limit: int = 256) -> SweepReport:
+        """
+        Take back what dead workers held, promote what is due, end what waited too long, tidy up.
+
+        Args:
+            limit: Most jobs of each kind; what is left waits for the next sweep.
+        """
+        # short: when the sweeper dies, a peer goes on well within a lease
+        hold_ms = max(1, self.lease_ms // 4)
+        if not await run_async(self._redis, calls.lock(self.keys, self.worker_id, hold_ms=hold_ms)):
+            return SweepReport(swept=False)
+        reclaimed, promoted, expired = await run_many_async(
+            self._redis,
+            [
+                calls.reclaim(self.keys, lease_ms=self.lease_ms, limit=limit),
+                calls.promote(self.keys, limit=limit),
+                calls.expire(self.keys, limit=limit),
+            ],
+        )
+        self._cursor, collected = await run_async(
+            self._redis, calls.collect(self.keys, cursor=self._cursor, limit=TIDY, lease_ms=self.lease_ms)
+        )
+        return SweepReport(True, reclaimed, promoted, expired, collected)
+
+    async def heartbeat(self, fields: Mapping[str, str | int | float]) -> None:
+        """
+        Say that this worker lives, and how it is; a field "model" routes that model's jobs here.
+        """
+        await run_async(self._redis, calls.heartbeat(self.keys, self.worker_id, lease_ms=self.lease_ms, fields=fields))
+        model = fields.get("model")
+        if isinstance(model, str):
+            # each time: a flushed server has forgotten it
+            await self.register_model(model)
+
+    async def leave(self) -> None:
+        """
+        Say that this worker is gone: peers take back at the next sweep what it still holds.
+        """
+        await run_async(self._redis, calls.leave(self.keys, self.worker_id))
+
+    async def wait_for_work(self, timeout_s: float) -> None:
+        """
+        Return when something may be there to pull, and after `timeout_s` at the latest.
+        """
+        # 0 would wait for ever
+        wait_s = max(timeout_s, 0.01)
+        with translated():
+            try:
+                await send_once(self._redis, "BLPOP", self.keys.bell, wait_s, timeout_s=wait_s + 5)
+            except RedisError as error:
+                # a failover ends blocked commands; the caller pulls, and hears what is the matter
+                if "UNBLOCKED" not in str(error):
+                    raise
+
+    async def publish_tokens(self, delivery: Delivery, deltas: Sequence[TokenDelta]) -> bool:
+        """
+        Add new text to the job's token stream; False where the job is another worker's now.
+        """
+        return await run_async(self._redis, calls.publish(self.keys, self.worker_id, delivery, deltas))
+
+    async def stats(self) -> QueueStats:
+        """The queue's counters."""
+        with translated():
+            async with self._redis.pipeline(transaction=False) as pipeline:
+                pipeline.execute_command("HGETALL", self.keys.stats)
+                pipeline.execute_command("ZCARD", self.keys.delayed)
+                counters, delayed = await pipeline.execute()
+        return calls.read_stats(counters, delayed)
+
+    def _let_go(self, *jobs: Delivery) -> None:
+        self._held.difference_update((job.stream, job.entry_id) for job in jobs)
+
+
+def _record(end: Finished) -> bytes:
+    """What stands under the result's key: the result, or where it is."""
+    if end.ref is not None:
+        return json.dumps({"ref": end.ref}).encode()
+    if end.payload is not None:
+        return end.payload
+    return end.result.payload()

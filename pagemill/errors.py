@@ -1,0 +1,88 @@
+"""
+What a producer may have to catch, by who must act.
+
+PagemillError
+├── InvalidJob              change the job: `code` says what kind of fault
+├── UnknownModel            no queue serves that model
+├── Conflict                the idempotency key was used for another job
+├── Busy                    the queue is full: try again after `retry_after_s`
+├── JobNotFound             no such job, or its result has expired
+├── JobFailed               the job ended without an answer: `result` says why
+├── WaitTimeout             the job has not ended yet
+├── QueueUnavailable        the server cannot be reached or refuses: operator
+├── UnsafeServer            the server's settings can lose jobs: operator
+├── ObjectStoreError        an object cannot be read or written: operator
+│   └── ObjectNotFound      there is no such object (any more)
+└── SettingsError           a setting is unknown or out of range: operator
+"""
+
+from typing import Any
+
+
+class PagemillError(Exception):
+    """Base of all errors that Pagemill raises on purpose."""
+
+
+class InvalidJob(PagemillError):
+    """Raised when a job breaks the schema; nothing was submitted."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class UnknownModel(PagemillError):
+    """Raised when no worker has ever registered the model that a job asks for."""
+
+
+class Conflict(PagemillError):
+    """Raised when an idempotency key comes back with another job; `job_id` is the first one's."""
+
+    def __init__(self, job_id: str, message: str) -> None:
+        super().__init__(message)
+        self.job_id = job_id
+
+
+class Busy(PagemillError):
+    """Raised when the queue takes no more for now; the job was not accepted."""
+
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class JobNotFound(PagemillError):
+    """Raised when the queue does not know the job, or not any more."""
+
+
+class JobFailed(PagemillError):
+    """Raised when an answer was asked for and the job ended without one."""
+
+    def __init__(self, result: Any, message: str) -> None:
+        super().__init__(message)
+        # a pagemill.schema.Result; that module imports this one, so the type is not named
+        self.result = result
+
+
+class WaitTimeout(PagemillError):
+    """Raised when the time to wait is over and the job has not ended; it goes on."""
+
+
+class QueueUnavailable(PagemillError):
+    """Raised when the server cannot be reached, is loading, or refuses a command."""
+
+
+class UnsafeServer(PagemillError):
+    """Raised when the server is set up so that accepted jobs can vanish."""
+
+
+class ObjectStoreError(PagemillError):
+    """Raised when an object cannot be read or written, after all retries."""
+
+
+class ObjectNotFound(ObjectStoreError):
+    """Raised when there is no object under that name."""
+
+
+class SettingsError(PagemillError):
+    """Raised when a setting is unknown, has the wrong type, or is out of range."""

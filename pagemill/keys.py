@@ -1,0 +1,96 @@
+"""
+Every name that Pagemill has in Redis.
+
+All keys of a queue begin with its base, `{pagemill:<queue>}`: the braces are the hash tag that
+keeps them in one slot. The scripts build the same names from the base (lua/common.lua).
+
+    name                type    written by              goes
+    s:<lane>:<tenant>   stream  SUBMIT, hand-backs      COLLECT, once empty and unused
+    streams             set     SUBMIT, COLLECT         stays
+    pending             set     PULL, RECLAIM           with its last member
+    ring:<lane>         zset    SUBMIT, PULL, FINISH    with its last member
+    vt:<lane>           hash    PULL, FINISH            stays; COLLECT removes idle tenants
+    tenants             hash    the operator            stays
+    j:<id>              hash    all                     result_ttl_s after the job's end
+    d:<id>              string  SUBMIT                  at the job's end
+    r:<id>              string  FINISH and every end    result_ttl_s after the job's end
+    ck:<id>             string  RENEW                   at the job's end
+    t:<id>              stream  PUBLISH, FINISH         result_ttl_s after the job's end
+    idem:<name>         string  SUBMIT                  result_ttl_s after the job's end
+    delayed             zset    RETRY, PROMOTE          with its last member
+    deadlines           zset    SUBMIT, EXPIRE          with its last member
+    ev                  stream  every end of a job      stays; trimmed to about 100,000 entries
+    st                  hash    all                     stays
+    w:<worker>          hash    HEARTBEAT               one lease after the last one
+    workers             zset    HEARTBEAT, COLLECT      with its last member
+    hold:<worker>       string  PULL                    two leases after it was set
+    turn:<worker>       string  DISOWN                  after an hour
+    bell                list    SUBMIT, hand-backs      a minute after it was rung
+    guard               string  SUBMIT                  after a second
+    lock:sweep          string  LOCK                    after one turn of the sweeper
+    ch:<id>             channel every end of a job      -
+
+Fields of j:<id>: st state, fp fingerprint, ln lane, tn tenant, tok tokens, e entry, own
+worker, att attempt, acc accepted ms, run started ms, end ended ms, dl deadline ms, ttl, stream, seed,
+idem, ref the payload's object, md metadata, ckm checkpoint meta, cancel, why, lapses.
+
+One key is outside of all queues: `pagemill:models`, hash, model -> queue; HEARTBEAT's caller
+writes it, and it stays.
+"""
+
+import re
+from hashlib import blake2b
+
+from pagemill.errors import SettingsError
+
+MODELS = "pagemill:models"
+
+_QUEUE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
+
+# what may live for ever, as the names behind the base; all else expires, or goes when its job ends
+PERMANENT = ("s:", "streams", "vt:", "tenants", "ev", "st")
+
+
+class QueueKeys:
+    """The names of one queue."""
+
+    __slots__ = ("base", "bell", "delayed", "events", "queue", "stats", "workers")
+
+    def __init__(self, queue: str) -> None:
+        if not _QUEUE.fullmatch(queue):
+            raise SettingsError(f"the queue's name is {queue!r}: want letters, digits, dots, dashes, underscores")
+        self.queue = queue
+        self.base = f"{{pagemill:{queue}}}"
+        self.bell = f"{self.base}:bell"
+        self.delayed = f"{self.base}:delayed"
+        self.events = f"{self.base}:ev"
+        self.stats = f"{self.base}:st"
+        self.workers = f"{self.base}:workers"
+
+    def job(self, job_id: str) -> str:
+        return f"{self.base}:j:{job_id}"
+
+    def result(self, job_id: str) -> str:
+        return f"{self.base}:r:{job_id}"
+
+    def tokens(self, job_id: str) -> str:
+        return f"{self.base}:t:{job_id}"
+
+    def channel(self, job_id: str) -> str:
+        return f"{self.base}:ch:{job_id}"
+
+    def worker(self, worker_id: str) -> str:
+        return f"{self.base}:w:{worker_id}"
+
+
+def idempotency_name(tenant: str, key: str) -> str:
+    """What stands for a caller's own key: of fixed length, and no two tenants share one."""
+    return blake2b(f"{tenant}\0{key}".encode(), digest_size=16).hexdigest()
+
+
+def is_permanent(name: str) -> bool:
+    """Whether the key may stay when all jobs have ended and all workers have left."""
+    if name == MODELS:
+        return True
+    _, _, rest = name.partition("}:")
+    return any(rest.startswith(kind) if kind.endswith(":") else rest == kind for kind in PERMANENT)

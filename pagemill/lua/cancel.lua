@@ -1,0 +1,34 @@
+-- with: ending
+-- CANCEL: end a job that waits, ask for the end of one that runs.
+--
+-- KEYS[1]  base
+-- Reads and writes
+--   j:<id>    hash  the state; cancel=1 where it runs
+--   delayed   zset  a cancelled job leaves it
+--   r:<id>, st, ev: as every end of a job, where it waited
+-- ARGV
+--   1 job id
+-- Returns
+--   the state after the call, or "" where there is no such job; "running" ends at the
+--   worker's next RENEW, and a terminal state stays as it is
+
+local id = ARGV[1]
+local job = key('j', id)
+local v = redis.call('HMGET', job, 'st', 'ln', 'tok')
+if not v[1] then
+  return ''
+end
+if v[1] == 'running' then
+  redis.call('HSET', job, 'cancel', '1')
+elseif not TERMINAL[v[1]] then
+  if v[1] == 'queued' then
+    -- the entry stays, and is skipped at delivery (expire.lua says why)
+    count('queued:' .. v[2], -1)
+    count('queued_tokens:' .. v[2], -v[3])
+  else
+    redis.call('ZREM', key('delayed'), id)
+  end
+  settle_here(id, 'cancelled', now_ms())
+  return 'cancelled'
+end
+return v[1]

@@ -1,0 +1,51 @@
+-- What all scripts share; scripts.py puts it before each of them.
+--
+-- Every script gets one key, the queue's base (keys.py): it carries the hash tag, so that all
+-- the names built from it live in one slot. A value `stream` is a whole key, `job` a job's hash.
+-- Time is the server's alone. Commands are those of Redis 6.2.
+
+local base = KEYS[1]
+local GROUP = 'workers'
+
+local function key(kind, a, b)
+  if b then
+    return base .. ':' .. kind .. ':' .. a .. ':' .. b
+  end
+  return a and base .. ':' .. kind .. ':' .. a or base .. ':' .. kind
+end
+
+local function now_ms()
+  local time = redis.call('TIME')
+  return time[1] * 1000 + math.floor(time[2] / 1000)
+end
+
+local function count(name, by)
+  redis.call('HINCRBY', key('st'), name, by)
+end
+
+-- a whole number as text: Lua would write a large one with an exponent, and zero as "-0"
+local function whole(number)
+  return string.format('%.0f', math.floor(number + 0.5))
+end
+
+-- one push wakes one worker; who pulls and leaves something behind pushes again
+local function ring_bell()
+  if redis.call('LLEN', key('bell')) == 0 then
+    redis.call('RPUSH', key('bell'), '1')
+    redis.call('PEXPIRE', key('bell'), 60000)
+  end
+end
+
+local function make_group(stream)
+  -- from 0, not from the end: what was added before the group was lost is still delivered
+  local made = redis.pcall('XGROUP', 'CREATE', stream, GROUP, '0', 'MKSTREAM')
+  if type(made) == 'table' and made.err and not string.find(made.err, 'BUSYGROUP', 1, true) then
+    error(made.err)
+  end
+end
+
+local function open_stream(stream)
+  if redis.call('SADD', key('streams'), stream) == 1 then
+    make_group(stream)
+  end
+end

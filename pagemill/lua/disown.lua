@@ -1,0 +1,49 @@
+-- with: ending
+-- DISOWN: hand back what this worker owns without knowing.
+--
+-- A reply that was lost on its way leaves entries claimed and in nobody's hands; their owner's
+-- heartbeat would keep them there for ever. The call itself may even arrive after this one, from
+-- a connection that was closed: a new turn begins here, and PULL refuses calls of earlier ones.
+--
+-- KEYS[1]  base
+-- Reads and writes
+--   pending             set     which streams to look at
+--   turn:<worker>       string  expires when no packet can be on its way any more
+--   the entries, j:<id>, s:<lane>:!returned, st, bell: as RELEASE
+-- ARGV
+--   1 worker id   2 new turn   then the entries it knows: "<stream> <entry>"
+-- Returns
+--   how many were handed back
+
+local worker = ARGV[1]
+local known = {}
+for i = 3, #ARGV do
+  known[ARGV[i]] = true
+end
+
+redis.call('SET', key('turn', worker), ARGV[2], 'PX', 3600000)
+
+local now = now_ms()
+local returned = 0
+for _, stream in ipairs(redis.call('SMEMBERS', key('pending'))) do
+  local mine = redis.pcall('XPENDING', stream, GROUP, '-', '+', 1000, worker)
+  for _, row in ipairs(mine.err and {} or mine) do
+    local entry = row[1]
+    if not known[stream .. ' ' .. entry] then
+      local body = redis.call('XRANGE', stream, entry, entry)[1]
+      drop_entry(stream, entry)
+      local id = body and body[2][2]
+      local v = id and redis.call('HMGET', key('j', id), 'st', 'e') or {}
+      if v[1] == 'running' and v[2] == entry then
+        redis.call('HINCRBY', key('j', id), 'att', -1)
+        hand_back(id, now)
+        returned = returned + 1
+      end
+    end
+  end
+end
+if returned > 0 then
+  count('running', -returned)
+  count('released', returned)
+end
+return returned

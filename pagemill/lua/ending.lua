@@ -1,0 +1,72 @@
+-- How entries leave a worker and how jobs end; for the scripts whose first line asks for it.
+
+local TERMINAL = { done = true, failed = true, cancelled = true, expired = true }
+
+-- The fence. The hash is written with every claim and every way back, in the same script, so it
+-- says what the pending list says at a third of the price; and who claims the entry behind our
+-- back gains nothing by it.
+--   v: the job's st, e and own
+local function owned(v, entry, worker)
+  return v[1] == 'running' and v[2] == entry and v[3] == worker
+end
+
+local function drop_entry(stream, entry)
+  redis.call('XACK', stream, GROUP, entry)
+  redis.call('XDEL', stream, entry)
+end
+
+-- The one place where a job ends. The entry has been dropped before, or is skipped later.
+--   f: the job's ttl, and its dl, stream and idem where it has them
+local function settle(id, status, result, now, f)
+  local job, life = key('j', id), f.ttl * 1000
+  redis.call('SET', key('r', id), result, 'PX', whole(life))
+  redis.call('HSET', job, 'st', status, 'end', whole(now))
+  redis.call('PEXPIRE', job, whole(life))
+  redis.call('DEL', key('d', id), key('ck', id))
+  if f.stream then
+    redis.call('XADD', key('t', id), '*', 'end', status)
+    redis.call('PEXPIRE', key('t', id), whole(life))
+  end
+  if f.idem then
+    redis.call('PEXPIRE', key('idem', f.idem), whole(life))
+  end
+  if f.dl then
+    redis.call('ZREM', key('deadlines'), id)
+  end
+  count(status, 1)
+  redis.call('XADD', key('ev'), 'MAXLEN', '~', '100000', '*', 'j', id, 'st', status)
+  redis.call('PUBLISH', key('ch', id), status)
+end
+
+-- settle a job that no worker answers for
+local function settle_here(id, status, now)
+  local v = redis.call('HMGET', key('j', id), 'ttl', 'dl', 'stream', 'idem', 'md', 'att', 'acc', 'run')
+  local failure = 'null'
+  if status == 'expired' then
+    failure = '{"code":"deadline_passed","message":"the deadline passed before a worker had answered the job"}'
+  end
+  -- ids have no character that JSON escapes, md is JSON: no need to encode anything
+  local result = '{"version":1,"job_id":"' .. id .. '","status":"' .. status .. '","failure":' .. failure
+    .. ',"attempt":' .. (v[6] or 0) .. ',"accepted_ms":' .. v[7] .. ',"started_ms":' .. (v[8] or 0)
+    .. ',"metadata":' .. (v[5] or '{}') .. '}'
+  settle(id, status, result, now, { ttl = v[1], dl = v[2], stream = v[3], idem = v[4] })
+end
+
+-- back into its lane, before all that never ran; a job with a verdict ends instead
+local function hand_back(id, now)
+  local job = key('j', id)
+  local v = redis.call('HMGET', job, 'ln', 'tok', 'cancel', 'dl')
+  if v[3] then
+    return settle_here(id, 'cancelled', now)
+  end
+  if v[4] and tonumber(v[4]) <= now then
+    return settle_here(id, 'expired', now)
+  end
+  local stream = key('s', v[1], '!returned')
+  open_stream(stream)
+  local entry = redis.call('XADD', stream, '*', 'j', id, 'tok', v[2])
+  redis.call('HSET', job, 'st', 'queued', 'e', entry, 'own', '')
+  count('queued:' .. v[1], 1)
+  count('queued_tokens:' .. v[1], v[2])
+  ring_bell()
+end

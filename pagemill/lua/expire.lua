@@ -1,0 +1,34 @@
+-- with: ending
+-- EXPIRE: end the jobs whose deadline passed while they waited.
+--
+-- A running job is left to its worker, which hears of it at the next RENEW. The entry of a
+-- waiting one stays in its stream and is skipped at delivery: deleting an entry that nobody
+-- has read makes the group's lag unknown, and autoscalers take that for an empty queue.
+--
+-- KEYS[1]  base
+-- Reads and writes
+--   deadlines   zset  deadline ms -> id
+--   delayed     zset  an expired job leaves it
+--   j:<id>, r:<id>, st, ev: as every end of a job
+-- ARGV
+--   1 most jobs
+-- Returns
+--   how many ended
+
+local now = now_ms()
+local ended = 0
+for _, id in ipairs(redis.call('ZRANGEBYSCORE', key('deadlines'), '-inf', whole(now), 'LIMIT', 0, ARGV[1])) do
+  redis.call('ZREM', key('deadlines'), id)
+  local v = redis.call('HMGET', key('j', id), 'st', 'ln', 'tok')
+  if v[1] == 'queued' then
+    count('queued:' .. v[2], -1)
+    count('queued_tokens:' .. v[2], -v[3])
+  elseif v[1] == 'delayed' then
+    redis.call('ZREM', key('delayed'), id)
+  end
+  if v[1] == 'queued' or v[1] == 'delayed' then
+    settle_here(id, 'expired', now)
+    ended = ended + 1
+  end
+end
+return ended

@@ -1,0 +1,20 @@
+-- HEARTBEAT: say that this worker lives, and how it is.
+--
+-- KEYS[1]  base
+-- Reads and writes
+--   w:<worker>   hash  the fields; expires after one lease
+--   workers      zset  last seen ms -> worker
+-- ARGV
+--   1 worker id   2 lease ms   then two a field: name, value
+-- Returns
+--   the server's time in ms
+
+local now = now_ms()
+local me = key('w', ARGV[1])
+redis.call('HSET', me, 'seen', whole(now))
+for i = 3, #ARGV, 2 do
+  redis.call('HSET', me, ARGV[i], ARGV[i + 1])
+end
+redis.call('PEXPIRE', me, ARGV[2])
+redis.call('ZADD', key('workers'), whole(now), ARGV[1])
+return whole(now)

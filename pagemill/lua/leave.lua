@@ -1,0 +1,13 @@
+-- LEAVE: say that this worker is gone, so that peers need not wait for its lease.
+--
+-- KEYS[1]  base
+-- Reads and writes
+--   w:<worker>, hold:<worker>   deleted
+--   workers                     zset  last seen ms -> worker
+-- ARGV
+--   1 worker id
+-- Returns
+--   1 when it was known
+
+redis.call('DEL', key('w', ARGV[1]), key('hold', ARGV[1]))
+return redis.call('ZREM', key('workers'), ARGV[1])

@@ -1,0 +1,17 @@
+-- LOCK: be the fleet's one sweeper for a while.
+--
+-- KEYS[1]  base
+-- Reads and writes
+--   lock:sweep   string  the holder; expires, so that a dead sweeper blocks nobody
+-- ARGV
+--   1 worker id   2 how long ms
+-- Returns
+--   1 when this worker holds it
+
+local lock = key('lock', 'sweep')
+local holder = redis.call('GET', lock)
+if holder and holder ~= ARGV[1] then
+  return 0
+end
+redis.call('SET', lock, ARGV[1], 'PX', ARGV[2])
+return 1

@@ -1,0 +1,73 @@
+-- with: ending
+-- RECLAIM: take jobs back from workers that are gone.
+--
+-- An entry is taken when it has been idle for a lease and its owner's heartbeat has run out.
+-- After a restart every lease looks old, so nothing is taken before the server has been up for
+-- one lease: the owners had no chance to renew.
+--
+-- KEYS[1]  base
+-- Reads and writes
+--   pending             set     streams with entries in workers' hands; idle ones leave it
+--   w:<worker>          hash    read: does the owner live
+--   the entries         acked and deleted
+--   j:<id>              hash    state queued, its new entry
+--   s:<lane>:!returned  stream
+--   st, bell
+-- ARGV
+--   1 lease ms   2 most entries
+-- Returns
+--   how many were taken back
+
+local lease, most = tonumber(ARGV[1]), tonumber(ARGV[2])
+local info = redis.pcall('INFO', 'server')
+local uptime = type(info) == 'string' and string.match(info, 'uptime_in_seconds:(%d+)')
+if uptime and uptime * 1000 < lease then
+  return 0
+end
+
+local now = now_ms()
+local alive, taken = {}, 0
+
+local function lives(worker)
+  if alive[worker] == nil then
+    alive[worker] = redis.call('EXISTS', key('w', worker)) == 1
+  end
+  return alive[worker]
+end
+
+local function take_back(stream, entry)
+  local body = redis.call('XRANGE', stream, entry, entry)[1]
+  drop_entry(stream, entry)
+  local id = body and body[2][2]
+  local v = id and redis.call('HMGET', key('j', id), 'st', 'e') or {}
+  -- a failover can bring back the entry of a job that has ended: it has no more to do
+  if v[1] == 'running' and v[2] == entry then
+    redis.call('HINCRBY', key('j', id), 'lapses', 1)
+    hand_back(id, now)
+    taken = taken + 1
+  end
+end
+
+for _, stream in ipairs(redis.call('SMEMBERS', key('pending'))) do
+  local idle = redis.pcall('XPENDING', stream, GROUP, 'IDLE', lease, '-', '+', most)
+  if idle.err then
+    redis.call('SREM', key('pending'), stream)
+    idle = {}
+  end
+  for _, row in ipairs(idle) do
+    if taken < most and not lives(row[2]) then
+      take_back(stream, row[1])
+    end
+  end
+  if #idle == 0 and not idle.err then
+    local summary = redis.pcall('XPENDING', stream, GROUP)
+    if not summary.err and summary[1] == 0 then
+      redis.call('SREM', key('pending'), stream)
+    end
+  end
+end
+if taken > 0 then
+  count('running', -taken)
+  count('reclaimed', taken)
+end
+return taken

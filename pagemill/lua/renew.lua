@@ -1,0 +1,53 @@
+-- with: ending
+-- RENEW: keep the leases that are still ours, save what was generated, bring back verdicts.
+--
+-- KEYS[1]  base
+-- Reads and writes
+--   the entries' pending state  idle time back to 0, only where the job is this worker's
+--   j:<id>   hash    reads the fence, cancel and dl; writes ckm
+--   ck:<id>  string  the checkpoint, appended where it is exactly at the offset
+-- ARGV
+--   1 worker id
+--   then six a job: id, stream, entry, offset or "" for no checkpoint, bytes, meta
+-- Returns
+--   a word a job: "ok", "lost", "cancelled", "expired"; with "+stale" behind where the
+--   checkpoint was not at that offset
+
+local worker = ARGV[1]
+local now = now_ms()
+local verdicts = {}
+
+-- saves what lies at `offset`; what a repeated call brings again is there already
+local function save(id, offset, bytes, meta)
+  local ck = key('ck', id)
+  local have = redis.call('STRLEN', ck)
+  if offset == 0 then
+    redis.call('SET', ck, bytes)
+  elseif have == offset then
+    redis.call('APPEND', ck, bytes)
+  elseif have ~= offset + #bytes or redis.call('GETRANGE', ck, offset, -1) ~= bytes then
+    return false
+  end
+  redis.call('HSET', key('j', id), 'ckm', meta)
+  return true
+end
+
+for i = 2, #ARGV, 6 do
+  local id, stream, entry = ARGV[i], ARGV[i + 1], ARGV[i + 2]
+  local v = redis.call('HMGET', key('j', id), 'st', 'e', 'own', 'cancel', 'dl')
+  local verdict = 'lost'
+  if owned(v, entry, worker) then
+    redis.call('XCLAIM', stream, GROUP, worker, 0, entry, 'JUSTID')
+    verdict = 'ok'
+    if v[4] then
+      verdict = 'cancelled'
+    elseif v[5] and tonumber(v[5]) <= now then
+      verdict = 'expired'
+    end
+    if ARGV[i + 3] ~= '' and not save(id, tonumber(ARGV[i + 3]), ARGV[i + 4], ARGV[i + 5]) then
+      verdict = verdict .. '+stale'
+    end
+  end
+  verdicts[#verdicts + 1] = verdict
+end
+return verdicts

@@ -1,0 +1,35 @@
+-- with: ending
+-- RETRY: put a job off after a fault that may pass.
+--
+-- KEYS[1]  base
+-- Reads and writes
+--   the entry   acked and deleted
+--   j:<id>      hash  state delayed, the reason
+--   delayed     zset  due ms -> id
+--   st
+-- ARGV
+--   1 worker id   2 job id   3 stream   4 entry   5 delay ms   6 why
+-- Returns
+--   "done" | "fenced" | "gone" | "duplicate"
+
+local worker, id, stream, entry = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local job = key('j', id)
+local v = redis.call('HMGET', job, 'st', 'e', 'own', 'cancel')
+if not v[1] then
+  return 'gone'
+end
+if not owned(v, entry, worker) then
+  return v[1] == 'delayed' and 'duplicate' or 'fenced'
+end
+
+local now = now_ms()
+drop_entry(stream, entry)
+count('running', -1)
+if v[4] then
+  settle_here(id, 'cancelled', now)
+  return 'done'
+end
+redis.call('HSET', job, 'st', 'delayed', 'why', ARGV[6], 'own', '', 'e', '')
+redis.call('ZADD', key('delayed'), whole(now + ARGV[5]), id)
+count('retried', 1)
+return 'done'

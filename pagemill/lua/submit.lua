@@ -1,0 +1,151 @@
+-- SUBMIT: take jobs in, each once.
+--
+-- KEYS[1]  base
+-- Reads and writes
+--   j:<id>            hash    the job; its existence is the idempotency record of its id
+--   d:<id>            string  the payload
+--   idem:<name>       string  "<job id> <fingerprint>", for a key of the caller's own
+--   s:<lane>:<tenant> stream  the pointer
+--   ring:<lane>       zset    the tenant's virtual time, if it had nothing waiting
+--   vt:<lane>         hash    virtual times of tenants that are not in the ring
+--   deadlines         zset    where a job has one
+--   st, guard, streams, bell
+-- ARGV
+--   1 most tokens that may wait, 0 for no limit; then 13 a job:
+--   1 id   2 fingerprint   3 idempotency name or ""   4 payload   5 payload ref (one of the two is "")
+--   6 lane   7 tenant   8 estimated tokens   9 timeout ms or 0   10 result ttl s   11 stream 0/1
+--   12 seed   13 metadata JSON or ""
+-- Returns
+--   one a job: {"OK"} | {"DUP", first id, its state} | {"CONFLICT", first id} | {"BUSY", why, retry ms}
+
+local FIELDS = 13
+
+local limit = tonumber(ARGV[1])
+local now = now_ms()
+local replies, added = {}, {}
+
+-- tokens that wait in all lanes; read once, then kept up
+local function waiting_tokens()
+  local lanes = redis.call('HMGET', key('st'), 'queued_tokens:interactive', 'queued_tokens:standard',
+    'queued_tokens:bulk')
+  return (lanes[1] or 0) + (lanes[2] or 0) + (lanes[3] or 0)
+end
+
+-- INFO costs more than a submit: one call a second looks, the others read what it saw
+local function memory_full()
+  local guard = redis.call('GET', key('guard'))
+  if guard then
+    return false
+  end
+  local info = redis.pcall('INFO', 'memory')
+  local text = type(info) == 'string' and info or ''
+  local used = tonumber(string.match(text, 'used_memory:(%d+)') or 0)
+  local most = tonumber(string.match(text, 'maxmemory:(%d+)') or 0)
+  if most > 0 and used > 0.8 * most then
+    return true
+  end
+  redis.call('SET', key('guard'), 'ok', 'PX', 1000)
+  return false
+end
+
+local waiting = limit > 0 and waiting_tokens() or 0
+local full = memory_full()
+
+local function seen(first, first_print, print)
+  if first_print ~= print then
+    return { 'CONFLICT', first }
+  end
+  return { 'DUP', first, redis.call('HGET', key('j', first), 'st') or 'queued' }
+end
+
+local function known(id, print, idem)
+  local first_print = redis.call('HGET', key('j', id), 'fp')
+  if first_print then
+    return seen(id, first_print, print)
+  end
+  local record = idem ~= '' and redis.call('GET', key('idem', idem))
+  if record then
+    local first
+    first, first_print = string.match(record, '^(%S+) (%S+)$')
+    return seen(first, first_print, print)
+  end
+  return nil
+end
+
+local function refuse(tokens)
+  if full then
+    return { 'BUSY', 'memory', '5000' }
+  end
+  -- a job above the limit by itself is taken when nothing else waits
+  if limit > 0 and waiting > 0 and waiting + tokens > limit then
+    return { 'BUSY', 'tokens', '5000' }
+  end
+  return nil
+end
+
+-- a tenant that wakes up starts at the lane's present, so that it cannot save up idle time
+local function wake(lane, tenant)
+  if not redis.call('ZSCORE', key('ring', lane), tenant) then
+    local times = redis.call('HMGET', key('vt', lane), tenant, '!now')
+    local start = math.max(tonumber(times[1] or 0), tonumber(times[2] or 0))
+    redis.call('ZADD', key('ring', lane), whole(start), tenant)
+    redis.call('HDEL', key('vt', lane), tenant)
+  end
+end
+
+local function add(id, print, idem, payload, ref, lane, tenant, tokens, timeout, ttl, streams, seed, metadata)
+  local stream = key('s', lane, tenant)
+  local sum = added[stream]
+  if not sum then
+    open_stream(stream)
+    wake(lane, tenant)
+    sum = { lane, 0, 0 }
+    added[stream] = sum
+  end
+  local entry = redis.call('XADD', stream, '*', 'j', id, 'tok', tokens)
+  local job = key('j', id)
+  redis.call('HSET', job, 'st', 'queued', 'e', entry, 'ln', lane, 'tn', tenant, 'tok', tokens, 'acc', whole(now),
+    'ttl', ttl, 'seed', seed, 'fp', print)
+  if ref ~= '' then
+    redis.call('HSET', job, 'ref', ref)
+  else
+    -- apart from the hash, which stays small enough to be stored compactly
+    redis.call('SET', key('d', id), payload)
+  end
+  -- what is the rule is left out: a short hash costs less to write and to keep
+  if timeout ~= '0' then
+    local deadline = whole(now + timeout)
+    redis.call('HSET', job, 'dl', deadline)
+    redis.call('ZADD', key('deadlines'), deadline, id)
+  end
+  if streams == '1' then
+    redis.call('HSET', job, 'stream', '1')
+  end
+  if metadata ~= '' then
+    redis.call('HSET', job, 'md', metadata)
+  end
+  if idem ~= '' then
+    redis.call('HSET', job, 'idem', idem)
+    redis.call('SET', key('idem', idem), id .. ' ' .. print)
+  end
+  waiting = waiting + tokens
+  sum[2], sum[3] = sum[2] + 1, sum[3] + tokens
+  return { 'OK' }
+end
+
+for i = 2, #ARGV, FIELDS do
+  replies[#replies + 1] = known(ARGV[i], ARGV[i + 1], ARGV[i + 2]) or refuse(tonumber(ARGV[i + 7]))
+    or add(unpack(ARGV, i, i + FIELDS - 1))
+end
+
+local num_added = 0
+for _, sum in pairs(added) do
+  count('queued:' .. sum[1], sum[2])
+  count('queued_tokens:' .. sum[1], whole(sum[3]))
+  num_added = num_added + sum[2]
+end
+if num_added > 0 then
+  count('accepted', num_added)
+  ring_bell()
+end
+return replies

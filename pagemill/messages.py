@@ -1,0 +1,207 @@
+"""What travels between the queue's scripts and its two users, the clients and the workers."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pagemill.schema import Result
+
+JobState = Literal["queued", "delayed", "running", "done", "failed", "cancelled", "expired"]
+TERMINAL_STATES: frozenset[JobState] = frozenset({"done", "failed", "cancelled", "expired"})
+
+Outcome = Literal["done", "fenced", "gone", "duplicate"]
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """
+    What became of a submit.
+
+    Args:
+        job_id: The job that stands for it; the first one's where this is a duplicate.
+        state: The state of that job when the submit arrived.
+        duplicate: The queue had it already; nothing was added.
+    """
+
+    job_id: str
+    state: JobState
+    duplicate: bool
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatus:
+    """
+    Where a job stands. Times are milliseconds of the server's clock, 0 where not reached.
+
+    Args:
+        tokens: Estimate of the KV cache that it takes, in tokens.
+        attempt: Times that a worker took it, hand-backs not counted.
+        worker: Who runs it, or ran it last.
+        cancel_requested: It runs and its worker has been told to stop it.
+        reason: Why it was put off, where it was.
+    """
+
+    job_id: str
+    state: JobState
+    queue: str
+    lane: str
+    tenant: str
+    tokens: int
+    attempt: int
+    worker: str
+    accepted_ms: int
+    started_ms: int
+    ended_ms: int
+    deadline_ms: int
+    cancel_requested: bool
+    reason: str
+
+    @property
+    def ended(self) -> bool:
+        return self.state in TERMINAL_STATES
+
+
+@dataclass(frozen=True, slots=True)
+class TokenDelta:
+    """
+    New text of one answer.
+
+    Args:
+        index: Which answer.
+        offset: Characters of that answer before this text.
+        text: The new characters.
+        num_tokens: Tokens of that answer so far, these included.
+    """
+
+    index: int
+    offset: int
+    text: str
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """
+    A job in a worker's hands, under lease.
+
+    Args:
+        stream: Key of the stream that it was read from.
+        entry_id: Its entry there; with `stream` it is what a finish is fenced by.
+        attempt: 1 for the first delivery; a hand-back does not count.
+        payload: The job as JSON; None where `payload_ref` says which object holds it.
+        tokens: The client's estimate of prompt and answer tokens.
+        seed: The job's own, or the one chosen when it was accepted.
+        accepted_ms: When it was accepted, by the server's clock.
+        deadline_ms: When the answer becomes worthless, by the server's clock; 0 for never.
+        result_ttl_s: How long its result is kept.
+        stream_tokens: Tokens are to be published while they are generated.
+        checkpoint: What earlier attempts saved with `Consumer.renew`, end to end.
+        checkpoint_meta: The text saved beside it.
+    """
+
+    job_id: str
+    lane: str
+    tenant: str
+    stream: str
+    entry_id: str
+    attempt: int
+    payload: bytes | None
+    payload_ref: str | None
+    tokens: int
+    seed: int
+    accepted_ms: int
+    deadline_ms: int
+    result_ttl_s: int
+    stream_tokens: bool
+    checkpoint: bytes = b""
+    checkpoint_meta: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """
+    What a running job has generated since its last checkpoint.
+
+    Args:
+        offset: Bytes saved before these; 0 replaces what was saved.
+        token_ids: Little-endian int32, appended.
+        meta: Replaces the text beside the checkpoint: model fingerprint, prompt hash, ...
+    """
+
+    offset: int
+    token_ids: bytes
+    meta: str
+
+
+@dataclass(frozen=True, slots=True)
+class Renewal:
+    """
+    What renewing the leases brought back, as job ids.
+
+    Args:
+        lost: Another worker's now, or gone: drop it and publish nothing.
+        cancelled: Finish it with status "cancelled" and the text so far.
+        expired: Its deadline has passed: finish it with status "expired".
+        stale: Its checkpoint was not at that offset and was not saved: send it from 0.
+    """
+
+    lost: frozenset[str] = frozenset()
+    cancelled: frozenset[str] = frozenset()
+    expired: frozenset[str] = frozenset()
+    stale: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """
+    A job's end, to be published.
+
+    Args:
+        payload: The result as JSON; None has it made from `result`.
+        ref: Where the object store holds the result; only this reference is then written.
+    """
+
+    delivery: Delivery
+    result: Result
+    payload: bytes | None = None
+    ref: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SweepReport:
+    """
+    What one sweep did.
+
+    Args:
+        swept: False where another worker is this fleet's sweeper; the counts are then 0.
+        reclaimed: Jobs taken back from workers that are gone.
+        promoted: Delayed jobs that came due.
+        expired: Jobs that waited past their deadline and ended so.
+        collected: Dead consumers and empty streams removed.
+    """
+
+    swept: bool
+    reclaimed: int = 0
+    promoted: int = 0
+    expired: int = 0
+    collected: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStats:
+    """
+    Counters of a queue, kept by its scripts.
+
+    Args:
+        queued: Jobs waiting, by lane.
+        queued_tokens: Their estimated tokens, by lane.
+        running: Jobs in workers' hands.
+        delayed: Jobs put off until later.
+        totals: What ever happened, by name: accepted, done, failed, cancelled, expired,
+            reclaimed, released, retried, fenced, prompt_tokens, completion_tokens.
+    """
+
+    queued: dict[str, int]
+    queued_tokens: dict[str, int]
+    running: int
+    delayed: int
+    totals: dict[str, int]

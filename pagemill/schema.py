@@ -1,0 +1,326 @@
+"""
+Jobs and results as they travel: the wire format, version 1.
+
+A job is JSON in the `d` field of its hash; a result is JSON under its result key. Unknown
+fields are refused, so that a misspelt option is an error and not a silent default.
+"""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from pagemill.errors import InvalidJob
+from pagemill.ids import uuid7
+
+SCHEMA_VERSION = 1
+
+# the version before this one, once there is one, is taken too
+SUPPORTED_VERSIONS = frozenset({1})
+
+MAX_PAYLOAD_BYTES = 8 * 1024 * 1024
+
+Lane = Literal["interactive", "standard", "bulk"]
+LANES: tuple[Lane, ...] = ("interactive", "standard", "bulk")
+
+FailureCode = Literal[
+    "invalid_job",
+    "empty_prompt",
+    "prompt_too_long",
+    "payload_too_large",
+    "invalid_encoding",
+    "unknown_model",
+    "unsupported_version",
+    "not_supported",
+    "deadline_passed",
+    "lost_payload",
+    "engine_error",
+]
+
+_Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.@-]{0,127}$")]
+
+
+class _Wire(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class _Versioned(_Wire):
+    version: int = SCHEMA_VERSION
+
+    def payload(self) -> bytes:
+        """As JSON: what was given, and always the version."""
+        # four times as fast as leaving out what equals its default
+        text = self.model_dump_json(exclude_unset=True, exclude={"version"}).encode()
+        return b'{"version":%d,%b' % (self.version, text[1:])
+
+
+class Message(_Wire):
+    """One turn of a chat; the worker renders the model's own template."""
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str
+
+
+class Options(_Wire):
+    """
+    How the answer is sampled and when it ends.
+
+    `max_tokens` counts tokens of one answer. Temperature 0 is greedy. Without a seed the
+    queue chooses one when the job is accepted, so that a retry draws the same tokens.
+    `truncate` says what happens to a prompt that is too long: an error, or tokens cut from
+    the left or right end. `json_schema` is not supported yet.
+    """
+
+    max_tokens: int = Field(256, ge=1)
+    min_tokens: int = Field(0, ge=0)
+    n: int = Field(1, ge=1, le=128)
+    temperature: float = Field(0.0, ge=0, le=100)
+    top_k: int = Field(0, ge=0)
+    top_p: float = Field(1.0, gt=0, le=1)
+    min_p: float = Field(0.0, ge=0, le=1)
+    repetition_penalty: float = Field(1.0, gt=0, le=100)
+    presence_penalty: float = Field(0.0, ge=-2, le=2)
+    frequency_penalty: float = Field(0.0, ge=-2, le=2)
+    logit_bias: dict[int, float] = Field(default_factory=dict)
+    seed: int | None = Field(None, ge=0, lt=2**63)
+    stop: tuple[Annotated[str, Field(min_length=1)], ...] = Field((), max_length=16)
+    stop_token_ids: tuple[int, ...] = Field((), max_length=64)
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    logprobs: int | None = Field(None, ge=0, le=20)
+    prompt_logprobs: int | None = Field(None, ge=0, le=20)
+    truncate: Literal["error", "left", "right"] = "error"
+    json_schema: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.min_tokens > self.max_tokens:
+            raise ValueError(f"min_tokens is {self.min_tokens} and max_tokens {self.max_tokens}: want no more")
+        return self
+
+
+class Job(_Versioned):
+    """
+    One prompt to be answered.
+
+    Exactly one of `prompt` (text, or token ids) and `messages` (a chat) is given.
+
+    Args:
+        id: Made by the client (UUIDv7) and the default idempotency key, so that every
+            submit can be repeated.
+        model: The model that must answer; None takes what the queue serves.
+        lane: Who waits: a person (interactive), a service (standard), nobody (bulk).
+        tenant: Who pays; the queue is fair between tenants.
+        timeout_s: Seconds from acceptance, by the server's clock, after which the answer is
+            worth nothing: the job then ends as `expired`.
+        result_ttl_s: Seconds that the result is kept.
+        idempotency_key: Two submits with the same key are one job; the same key with
+            another content is a Conflict.
+        stream: Also publish tokens while they are generated.
+        result_store: "auto" puts large results into the object store, "object" all of them.
+        metadata: Returned with the result; never read.
+    """
+
+    id: _Name = Field(default_factory=uuid7)
+    model: str | None = None
+    prompt: str | tuple[int, ...] | None = None
+    messages: tuple[Message, ...] | None = None
+    options: Options = Options()
+    lane: Lane = "standard"
+    tenant: _Name = "default"
+    timeout_s: float | None = Field(None, gt=0, le=30 * 86400)
+    result_ttl_s: int = Field(86400, ge=1, le=30 * 86400)
+    idempotency_key: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    stream: bool = False
+    result_store: Literal["auto", "redis", "object"] = "auto"
+    metadata: dict[str, str] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _one_input(self) -> Self:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("give exactly one of prompt and messages")
+        return self
+
+    @classmethod
+    def build(cls, **fields: Any) -> Self:
+        """
+        Validate the fields of a job.
+
+        Raises:
+            InvalidJob: with a code and every fault in one message.
+        """
+        try:
+            job = cls.model_validate(fields)
+        except ValidationError as error:
+            raise InvalidJob(_code_of(error), explain(error)) from None
+        job.check()
+        return job
+
+    @classmethod
+    def parse(cls, payload: bytes) -> Self:
+        """
+        Read a job from its payload.
+
+        Raises:
+            InvalidJob: with the code that its failure result carries.
+        """
+        if len(payload) > MAX_PAYLOAD_BYTES:
+            raise InvalidJob("payload_too_large", _too_large(len(payload)))
+        try:
+            payload.decode()
+        except UnicodeDecodeError as error:
+            message = f"the payload is not UTF-8: {error.reason} at byte {error.start}"
+            raise InvalidJob("invalid_encoding", message) from None
+        try:
+            job = cls.model_validate_json(payload)
+        except ValidationError as error:
+            raise InvalidJob(_code_of(error), explain(error)) from None
+        job.check()
+        return job
+
+    def check(self) -> None:
+        """
+        Refuse what the schema can say but no worker can serve.
+
+        Raises:
+            InvalidJob: unsupported_version, not_supported or empty_prompt.
+        """
+        if self.version not in SUPPORTED_VERSIONS:
+            known = ", ".join(map(str, sorted(SUPPORTED_VERSIONS)))
+            message = f"the job has schema version {self.version}; this Pagemill takes {known}"
+            raise InvalidJob("unsupported_version", message)
+        if self.options.json_schema is not None:
+            raise InvalidJob("not_supported", "options.json_schema is not supported yet: ask for JSON in the prompt")
+        if self.prompt is not None and len(self.prompt) == 0:
+            raise InvalidJob("empty_prompt", "the prompt is empty: give at least one character or token")
+        if self.messages is not None and len(self.messages) == 0:
+            raise InvalidJob("empty_prompt", "messages is empty: give at least one message")
+
+    def body(self) -> bytes:
+        """As JSON, without id and version: what makes two jobs the same."""
+        return self.model_dump_json(exclude_unset=True, exclude={"id", "version"}).encode()
+
+    def payload(self) -> bytes:
+        """
+        As JSON: what was given, and always the version and the id.
+
+        Raises:
+            InvalidJob: payload_too_large.
+        """
+        return self.wrap(self.body())
+
+    def wrap(self, body: bytes) -> bytes:
+        """
+        The payload around a body.
+
+        Raises:
+            InvalidJob: payload_too_large.
+        """
+        # a body has a prompt or messages, so there is always a field to follow
+        text = b'{"version":%d,"id":"%b",%b' % (self.version, self.id.encode(), body[1:])
+        if len(text) > MAX_PAYLOAD_BYTES:
+            raise InvalidJob("payload_too_large", _too_large(len(text)))
+        return text
+
+    def estimated_tokens(self) -> int:
+        """Tokens of KV cache that the job may take; trued up when it finishes."""
+        if self.prompt is not None:
+            prompt = len(self.prompt) if isinstance(self.prompt, tuple) else _tokens_of(self.prompt)
+        else:
+            prompt = sum(_tokens_of(message.content) + 8 for message in self.messages or ())
+        return prompt + self.options.max_tokens * self.options.n
+
+
+class Usage(_Wire):
+    """Tokens of one job; cached_tokens of the prompt were found in the prefix cache."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+
+
+class TokenLogprob(_Wire):
+    """A token's natural log-probability, and the best tokens at its place."""
+
+    token_id: int
+    token: str
+    logprob: float
+    top: tuple[tuple[int, str, float], ...] = ()
+
+
+class Completion(_Wire):
+    """One answer; finish_reason is "abort" where the job was cancelled or expired meanwhile."""
+
+    index: int
+    text: str
+    finish_reason: Literal["stop", "length", "abort"]
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] | None = None
+
+
+class Failure(_Wire):
+    """Why a job has no answer, in words for whoever submitted it."""
+
+    code: FailureCode
+    message: str
+
+
+ResultStatus = Literal["done", "failed", "cancelled", "expired"]
+
+
+class Result(_Versioned):
+    """
+    How a job ended. There is exactly one for each accepted job.
+
+    A cancelled or expired job keeps the text that it had. Times are milliseconds of the
+    server's clock.
+    """
+
+    job_id: str
+    status: ResultStatus
+    completions: tuple[Completion, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+    usage: Usage = Usage()
+    failure: Failure | None = None
+    model: str | None = None
+    worker: str | None = None
+    attempt: int = 1
+    accepted_ms: int = 0
+    started_ms: int = 0
+    metadata: dict[str, str] = Field(default_factory=dict)
+
+    @property
+    def text(self) -> str:
+        """The first answer's text; empty where there is none."""
+        return self.completions[0].text if self.completions else ""
+
+
+def _code_of(error: ValidationError) -> str:
+    """Lone surrogates are no fault of the schema: nothing could write them."""
+    kinds = {fault["type"] for fault in error.errors(include_url=False, include_context=False)}
+    return "invalid_encoding" if kinds == {"string_unicode"} else "invalid_job"
+
+
+def explain(error: ValidationError) -> str:
+    """Every fault of a validation, one line each: where, what, and the value."""
+    lines = []
+    for fault in error.errors(include_url=False):
+        where = ".".join(map(str, fault["loc"])) or "job"
+        if fault["type"] == "extra_forbidden":
+            lines.append(f"{where}: unknown field")
+        else:
+            value = repr(fault["input"])
+            shown = value if len(value) <= 80 else value[:77] + "..."
+            lines.append(f"{where}: {fault['msg']} (got {shown})")
+    return "; ".join(lines)
+
+
+def _too_large(num_bytes: int) -> str:
+    return (
+        f"the job has {num_bytes:,} bytes and the queue takes {MAX_PAYLOAD_BYTES:,}: "
+        "put long documents through bulk, which splits them"
+    )
+
+
+def _tokens_of(text: str) -> int:
+    return -(-len(text.encode(errors="replace")) // 3)

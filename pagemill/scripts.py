@@ -1,0 +1,158 @@
+"""Runs the Lua scripts: loaded once, called by hash, sent again where a server does not know them."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from hashlib import sha1
+from importlib.resources import files
+from typing import Any, Generic, TypeVar
+
+import redis.exceptions as redis_errors
+from redis import Redis
+from redis.asyncio import Redis as AsyncRedis
+
+from pagemill.errors import Busy, QueueUnavailable
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+Arg = str | bytes | int
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A script's text and the hash that a server knows it by."""
+
+    source: bytes
+    sha: str
+
+
+@cache
+def load(name: str) -> Script:
+    """
+    The script of pagemill/lua/<name>.lua, with what it shares put before it.
+
+    That is common.lua for all, and ending.lua where the first line asks for it: making its
+    functions costs several microseconds a call.
+    """
+    folder = files("pagemill") / "lua"
+    body = (folder / f"{name}.lua").read_bytes()
+    shared = ["common", "ending"] if body.startswith(b"-- with: ending\n") else ["common"]
+    source = b"\n".join([*((folder / f"{part}.lua").read_bytes() for part in shared), body])
+    return Script(source, sha1(source, usedforsecurity=False).hexdigest())
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[T_co]):
+    """
+    One call of a script: what goes out, and how to read what comes back.
+
+    The two clients and the consumer differ only in how they send it.
+    """
+
+    script: Script
+    base: str
+    args: Sequence[Arg]
+    parse: Callable[[Any], T_co]
+
+    @property
+    def by_hash(self) -> tuple[Any, ...]:
+        return ("EVALSHA", self.script.sha, 1, self.base, *self.args)
+
+    @property
+    def by_source(self) -> tuple[Any, ...]:
+        return ("EVAL", self.script.source, 1, self.base, *self.args)
+
+
+def run(redis: Redis, call: Call[T]) -> T:
+    """
+    Raises:
+        QueueUnavailable: the server cannot be reached or refuses.
+        Busy: it is out of memory.
+    """
+    with translated():
+        try:
+            reply = redis.execute_command(*call.by_hash)
+        except redis_errors.NoScriptError:
+            reply = redis.execute_command(*call.by_source)
+    return call.parse(reply)
+
+
+async def run_async(redis: AsyncRedis, call: Call[T]) -> T:
+    """As `run`."""
+    with translated():
+        try:
+            reply = await redis.execute_command(*call.by_hash)
+        except redis_errors.NoScriptError:
+            reply = await redis.execute_command(*call.by_source)
+    return call.parse(reply)
+
+
+def run_many(redis: Redis, calls: Sequence[Call[T]]) -> list[T]:
+    """Send all calls in one go; replies in order. Raises as `run`, for the first that failed."""
+    with translated():
+        replies = _send(redis, [call.by_hash for call in calls])
+        unknown = _unknown(replies)
+        if unknown:
+            again = _send(redis, [calls[index].by_source for index in unknown])
+            _fill_in(replies, unknown, again)
+        _raise_first(replies)
+    return [call.parse(reply) for call, reply in zip(calls, replies, strict=True)]
+
+
+async def run_many_async(redis: AsyncRedis, calls: Sequence[Call[T]]) -> list[T]:
+    """As `run_many`."""
+    with translated():
+        replies = await _send_async(redis, [call.by_hash for call in calls])
+        unknown = _unknown(replies)
+        if unknown:
+            again = await _send_async(redis, [calls[index].by_source for index in unknown])
+            _fill_in(replies, unknown, again)
+        _raise_first(replies)
+    return [call.parse(reply) for call, reply in zip(calls, replies, strict=True)]
+
+
+def _send(redis: Redis, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+    with redis.pipeline(transaction=False) as pipeline:
+        for command in commands:
+            pipeline.execute_command(*command)
+        return pipeline.execute(raise_on_error=False)
+
+
+async def _send_async(redis: AsyncRedis, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+    async with redis.pipeline(transaction=False) as pipeline:
+        for command in commands:
+            pipeline.execute_command(*command)
+        return await pipeline.execute(raise_on_error=False)
+
+
+def _unknown(replies: Sequence[Any]) -> list[int]:
+    return [index for index, reply in enumerate(replies) if isinstance(reply, redis_errors.NoScriptError)]
+
+
+def _fill_in(replies: list[Any], places: Sequence[int], again: Sequence[Any]) -> None:
+    for place, reply in zip(places, again, strict=True):
+        replies[place] = reply
+
+
+def _raise_first(replies: Sequence[Any]) -> None:
+    for reply in replies:
+        if isinstance(reply, Exception):
+            raise reply
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Turn what redis-py raises into our errors; the one place where the two meet."""
+    try:
+        yield
+    except redis_errors.OutOfMemoryError as error:
+        raise Busy("the queue's server is out of memory", retry_after_s=5.0) from error
+    except redis_errors.AuthenticationError as error:
+        raise QueueUnavailable(f"the queue's server refuses the login: {error}") from error
+    except (redis_errors.ConnectionError, redis_errors.TimeoutError, OSError) as error:
+        raise QueueUnavailable(f"the queue's server cannot be reached: {error}") from error
+    except redis_errors.RedisError as error:
+        if "OOM" in str(error):
+            raise Busy("the queue's server is out of memory", retry_after_s=5.0) from error
+        raise QueueUnavailable(f"the queue's server refuses: {error}") from error

@@ -1,0 +1,1 @@
+"""Programs that push prompts into the queue."""

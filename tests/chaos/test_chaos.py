@@ -1,0 +1,26 @@
+"""Whatever happens to the workers, each job has exactly one result."""
+
+import pytest
+
+from tests.chaos.driver import chaos
+
+
+def test_every_job_has_one_result_whatever_happens_to_the_workers() -> None:
+    """
+    Kills, drains and pauses beyond the lease lose no job and double none.
+    """
+    report = chaos(jobs=300, workers=3, lease_s=2.0, seed=1, timeout_s=80)
+
+    assert [] == report.faults
+    assert 300 == report.jobs
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_every_job_has_one_result_in_a_long_run() -> None:
+    """
+    The same for 3,000 jobs.
+    """
+    report = chaos(jobs=3000, workers=3, lease_s=2.0, seed=2, timeout_s=800)
+
+    assert [] == report.faults

@@ -1,0 +1,64 @@
+"""Real servers, one of each kind a session, and a queue of its own for each test."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from redis import Redis
+
+from pagemill.client import Client
+from pagemill.ids import uuid7
+from producers.local_redis import local_redis
+from tests.support.servers import BlockingConsumer, leaked_keys, oldest_redis
+
+
+@pytest.fixture(scope="session")
+def newest_server() -> Iterator[str]:
+    with local_redis() as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def oldest_server() -> Iterator[str]:
+    with local_redis(binary=oldest_redis()) as url:
+        yield url
+
+
+@pytest.fixture
+def server_url(newest_server: str) -> str:
+    return newest_server
+
+
+@pytest.fixture
+def redis(server_url: str) -> Iterator[Redis]:
+    with Redis.from_url(server_url, protocol=2) as client:
+        yield client
+
+
+@pytest.fixture
+def queue(redis: Redis) -> Iterator[str]:
+    """A queue's name; the test fails if it leaves a key that would stay for ever."""
+    name = f"test-{uuid7()}"
+    yield name
+    leaked = leaked_keys(redis, name)
+    redis.flushdb()
+    assert [] == leaked
+
+
+@pytest.fixture
+def client(server_url: str, queue: str) -> Iterator[Client]:
+    with Client(server_url, queue=queue) as client:
+        yield client
+
+
+@pytest.fixture
+def consumer(server_url: str, queue: str) -> Iterator[Callable[..., BlockingConsumer]]:
+    """Makes consumers of the test's queue."""
+    made: list[BlockingConsumer] = []
+
+    def make(**options: object) -> BlockingConsumer:
+        made.append(BlockingConsumer(server_url, queue, **options))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()

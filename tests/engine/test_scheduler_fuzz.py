@@ -1,0 +1,171 @@
+"""The scheduler under random work: nothing leaks, nothing is lost, and every answer is the undisturbed one."""
+
+import random
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from engine.block_manager import BlockManager
+from engine.policy import Headroom, PreemptionPolicy
+from engine.prefix import blake2b_128, xxh3_128
+from engine.request import FinishReason, Request, Sequence
+from engine.sampling_params import SamplingParams
+from engine.scheduler import Scheduler
+from tests.support.fake_runner import FakeRunner, Turns, answer_token
+
+EOS_EVERY = 101
+
+
+@dataclass
+class World:
+    """One random set-up and all sequences that were given to it."""
+
+    rng: random.Random
+    blocks: BlockManager
+    scheduler: Scheduler
+    turns: Turns
+    alive: dict[str, list[Sequence]]
+    everyone: list[Sequence]
+
+
+def is_eos(token: int) -> bool:
+    return token % EOS_EVERY == 0
+
+
+def ends(sequence: Sequence, max_model_len: int) -> FinishReason | None:
+    if is_eos(sequence.output[-1]):
+        return FinishReason.STOP
+    full = len(sequence.output) >= sequence.params.max_tokens or sequence.num_known >= max_model_len
+    return FinishReason.LENGTH if full else None
+
+
+def undisturbed(sequence: Sequence, max_model_len: int) -> tuple[list[int], FinishReason]:
+    """What a sequence gives when it runs alone with all the memory there is."""
+    request, index = sequence.request, sequence.index
+    output = list(request.resumed[index]) if request.resumed else []
+    while len(output) < request.params.max_tokens and len(request.prompt) + len(output) < max_model_len:
+        output.append(answer_token(request.request_id, index, len(request.prompt) + len(output)))
+        if is_eos(output[-1]):
+            return output, FinishReason.STOP
+    return output, FinishReason.LENGTH
+
+
+def make_world(seed: int) -> World:
+    rng = random.Random(seed)
+    block_size = rng.choice([1, 2, 4, 4, 8])
+    num_blocks = rng.choice([rng.randint(10, 25), rng.randint(10, 60)])
+    num_host_blocks = rng.choice([0, 3, num_blocks, 2 * num_blocks])
+    fits = (num_blocks - 1) * block_size
+    blocks = BlockManager(
+        num_blocks=num_blocks,
+        block_size=block_size,
+        num_host_blocks=num_host_blocks,
+        prefix_caching=rng.random() < 0.8,
+        hash_function=rng.choice([xxh3_128, blake2b_128]),
+    )
+    scheduler = Scheduler(
+        blocks,
+        max_num_seqs=rng.choice([1, 3, 8, 16]),
+        max_num_batched_tokens=rng.choice([1, 5, 16, 64]),
+        max_model_len=rng.choice([fits, fits // 2, fits + block_size]),
+        preemption=PreemptionPolicy(rng.choice(["auto", "swap", "recompute"]), bytes_per_token=100),
+        # without headroom sequences evict each other all the time
+        headroom=Headroom(least=rng.choice([0, 0, 4, 16])),
+    )
+    runner = FakeRunner(num_blocks=num_blocks, block_size=block_size, num_host_blocks=num_host_blocks)
+    turns = Turns(scheduler, runner, depth=rng.randint(1, 3), ends=ends)
+    return World(rng, blocks, scheduler, turns, {}, [])
+
+
+def add_request(world: World, number: int) -> None:
+    rng, longest = world.rng, world.scheduler.max_model_len
+    length = rng.choice([1, longest - 1, rng.randint(1, longest - 1)] + 5 * [rng.randint(1, max(1, longest // 6))])
+    # a few families of prompts, alike up to a random place
+    family = np.arange(length, dtype=np.int32) + rng.choice([0, 0, 500])
+    family[rng.randint(0, length) :] += number * 7
+    params = SamplingParams(
+        n=rng.choice([1, 1, 1, 3]),
+        max_tokens=rng.choice([1, 2, rng.randint(1, 40), rng.randint(1, longest), 2 * longest]),
+        prompt_logprobs=rng.choice([None] * 5 + [0]),
+    )
+    request_id = f"r{number}"
+    resumed: tuple[tuple[int, ...], ...] = ()
+    if rng.random() < 0.2:
+        most = min(params.max_tokens, longest - length)
+        resumed = tuple(_head(request_id, index, length, rng.choice([0, min(most, 7)])) for index in range(params.n))
+    request = Request(
+        request_id=request_id,
+        prompt=family,
+        params=params,
+        cache_salt=rng.choice([None, None, "", "a"]),
+        priority=rng.choice([0, 0, 0, 1, -1]),
+        resumed=resumed,
+    )
+    world.alive[request_id] = [Sequence(request, index) for index in range(params.n)]
+    for sequence in world.alive[request_id]:
+        world.scheduler.add(sequence)
+        world.everyone.append(sequence)
+
+
+def _head(request_id: str, index: int, start: int, most: int) -> tuple[int, ...]:
+    # the beginning of the undisturbed answer, as a checkpoint has it: without the end
+    head: list[int] = []
+    for position in range(start, start + most):
+        token = answer_token(request_id, index, position)
+        if is_eos(token):
+            break
+        head.append(token)
+    return tuple(head)
+
+
+def check_answer(world: World, sequence: Sequence) -> None:
+    output, reason = undisturbed(sequence, world.scheduler.max_model_len)
+    if sequence.finish_reason is FinishReason.ABORT or sequence.num_known < sequence.num_prompt_tokens + len(output):
+        # cut short by an abort, or alone in a pool too small for it
+        assert sequence.finish_reason in (FinishReason.ABORT, FinishReason.LENGTH)
+        assert output[: len(sequence.output)] == sequence.output
+        if sequence.finish_reason is FinishReason.LENGTH:
+            assert world.blocks.num_usable_blocks * world.blocks.block_size <= sequence.num_known
+    else:
+        assert output == sequence.output
+        assert reason is sequence.finish_reason
+
+
+def play(world: World, num_requests: int) -> None:
+    rng, turns = world.rng, world.turns
+    number = 0
+    for _ in range(100_000):
+        while number < num_requests and rng.random() < 0.6:
+            add_request(world, number)
+            number += 1
+        if world.everyone and rng.random() < 0.03:
+            unfinished = [sequence for sequence in world.everyone if not sequence.finished]
+            world.scheduler.abort(rng.choice(unfinished or world.everyone))
+            world.scheduler.check()
+        turns.take()
+        world.scheduler.check()
+        if number == num_requests and not world.scheduler.has_work and not turns.runner.in_flight:
+            break
+    else:
+        raise AssertionError(f"{world.scheduler.num_running} still run")
+    # with nothing in flight the fences are open
+    for _ in range(3):
+        turns.take()
+
+
+@pytest.mark.parametrize("first", range(0, 160, 20))
+def test_random_work_ends_as_if_it_had_run_alone(first: int) -> None:
+    """Whatever is added, aborted, preempted and late, all blocks come back and all tokens are right."""
+    for seed in range(first, first + 20):
+        world = make_world(seed)
+
+        play(world, num_requests=world.rng.randint(3, 20))
+
+        world.scheduler.check()
+        assert len(set(turns_finished := world.turns.finished)) == len(turns_finished)
+        assert [] == [sequence for sequence in world.everyone if not sequence.finished]
+        assert world.blocks.num_usable_blocks == world.blocks.num_free_blocks
+        assert world.blocks.num_host_blocks == world.blocks.num_free_host_blocks
+        for sequence in world.everyone:
+            check_answer(world, sequence)

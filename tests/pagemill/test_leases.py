@@ -1,0 +1,339 @@
+"""RENEW, RELEASE, RECLAIM, DISOWN: who holds a job, and how it gets back."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+
+import pytest
+from redis import Redis
+
+from pagemill.client import Client
+from pagemill.errors import QueueUnavailable
+from pagemill.keys import QueueKeys
+from pagemill.messages import Checkpoint, Renewal
+from tests.support.servers import BlockingConsumer, a_job, wait_for
+
+MakeConsumer = Callable[..., BlockingConsumer]
+
+
+def lapse(peer: BlockingConsumer) -> None:
+    """Sweep until the other worker's job has come back."""
+    wait_for(lambda: peer.run(peer.consumer.sweep()).reclaimed)
+
+
+def test_a_renewed_lease_is_not_taken(client: Client, consumer: MakeConsumer, redis: Redis) -> None:
+    """
+    Renewing sets the entry's idle time back.
+    """
+    client.submit(a_job())
+    worker = consumer()
+    [job] = worker.pull()
+    wait_for(lambda: redis.xpending_range(job.stream, "workers", "-", "+", 1)[0]["time_since_delivered"] > 20)
+
+    renewal = worker.run(worker.consumer.renew([job]))
+
+    [entry] = redis.xpending_range(job.stream, "workers", "-", "+", 1)
+    assert (Renewal(), True) == (renewal, entry["time_since_delivered"] <= 20)
+
+
+def test_a_silent_worker_loses_its_jobs(client: Client, consumer: MakeConsumer) -> None:
+    """
+    After a lease without renewal or heartbeat, any worker gets the job; the attempt counts.
+    """
+    job_id = client.submit(a_job()).job_id
+    consumer(lease_ms=20).pull()
+    peer = consumer(lease_ms=20)
+    lapse(peer)
+
+    [again] = peer.pull()
+
+    assert (job_id, 2) == (again.job_id, again.attempt)
+
+
+def test_a_live_owner_keeps_its_jobs(client: Client, consumer: MakeConsumer, redis: Redis) -> None:
+    """
+    While the heartbeat lives nothing is taken, however long the entry has been idle.
+    """
+    client.submit(a_job())
+    owner, peer = consumer(), consumer(lease_ms=1)
+    [job] = owner.pull()
+    wait_for(lambda: redis.xpending_range(job.stream, "workers", "-", "+", 1)[0]["time_since_delivered"] > 20)
+
+    assert 0 == peer.run(peer.consumer.sweep()).reclaimed
+    assert Renewal() == owner.run(owner.consumer.renew([job]))
+
+
+def test_nothing_is_taken_before_the_server_was_up_for_a_lease(client: Client, consumer: MakeConsumer) -> None:
+    """
+    After a restart all leases look old: owners get one lease to renew them.
+    """
+    client.submit(a_job())
+    owner = consumer()
+    owner.pull()
+    owner.run(owner.consumer.leave())
+    peer = consumer(lease_ms=365 * 86_400_000)
+
+    assert 0 == peer.run(peer.consumer.sweep()).reclaimed
+
+
+def test_a_zombie_hears_that_it_lost(client: Client, consumer: MakeConsumer) -> None:
+    """
+    A worker that wakes up after its lease is told which jobs are not its any more.
+    """
+    job_id = client.submit(a_job()).job_id
+    zombie, peer = consumer(lease_ms=20), consumer(lease_ms=20)
+    [job] = zombie.pull()
+    lapse(peer)
+    peer.pull()
+
+    assert {job_id} == zombie.run(zombie.consumer.renew([job])).lost
+
+
+def test_a_zombie_cannot_steal_back(client: Client, consumer: MakeConsumer, redis: Redis) -> None:
+    """
+    Even a claim that bypasses the scripts gives a job back to nobody but its owner.
+    """
+    client.submit(a_job())
+    zombie, peer = consumer(lease_ms=20), consumer(lease_ms=30_000)
+    [old] = zombie.pull()
+    sweeper = consumer(lease_ms=20)
+    lapse(sweeper)
+    [new] = peer.pull()
+    redis.xclaim(new.stream, "workers", zombie.worker_id, 0, [new.entry_id])
+
+    assert ["fenced"] == zombie.finish(old)
+    assert ["done"] == peer.finish(new)
+
+
+def test_verdicts_come_with_the_renewal(client: Client, consumer: MakeConsumer) -> None:
+    """
+    Cancels and passed deadlines reach the worker that runs the job.
+    """
+    cancelled = client.submit(a_job("one")).job_id
+    expired = client.submit(a_job("two", timeout_s=0.05)).job_id
+    worker = consumer()
+    held = worker.pull()
+    client.cancel(cancelled)
+
+    renewal = wait_for(lambda: (found := worker.run(worker.consumer.renew(held))).expired and found)
+
+    assert ({cancelled}, {expired}, set()) == (renewal.cancelled, renewal.expired, renewal.lost)
+    worker.finish(*held, status="cancelled")
+
+
+def test_checkpoints_are_appended(client: Client, consumer: MakeConsumer) -> None:
+    """
+    What is saved in pieces reaches the next worker in one, with the latest text beside it.
+    """
+    job_id = client.submit(a_job()).job_id
+    worker = consumer()
+    [job] = worker.pull()
+    for part in (Checkpoint(0, b"\1\0\0\0", "m1"), Checkpoint(4, b"\2\0\0\0", "m2")):
+        assert Renewal() == worker.run(worker.consumer.renew([job], {job_id: part}))
+    worker.run(worker.consumer.release([job]))
+
+    [again] = worker.pull()
+
+    assert (b"\1\0\0\0\2\0\0\0", "m2") == (again.checkpoint, again.checkpoint_meta)
+
+
+def test_a_repeated_checkpoint_is_saved_once(client: Client, consumer: MakeConsumer) -> None:
+    """
+    A renewal whose reply was lost can be sent again.
+    """
+    job_id = client.submit(a_job()).job_id
+    worker = consumer()
+    [job] = worker.pull()
+    parts = [Checkpoint(0, b"aaaa", "m"), Checkpoint(4, b"bbbb", "m"), Checkpoint(4, b"bbbb", "m")]
+
+    renewals = [worker.run(worker.consumer.renew([job], {job_id: part})) for part in parts]
+
+    worker.run(worker.consumer.release([job]))
+    assert ([Renewal()] * 3, b"aaaabbbb") == (renewals, worker.pull()[0].checkpoint)
+
+
+def test_a_checkpoint_elsewhere_is_stale(client: Client, consumer: MakeConsumer) -> None:
+    """
+    A piece that does not follow what is saved is refused, and sending all from 0 mends it.
+    """
+    job_id = client.submit(a_job()).job_id
+    worker = consumer()
+    [job] = worker.pull()
+    worker.run(worker.consumer.renew([job], {job_id: Checkpoint(0, b"aaaa", "m")}))
+
+    stale = worker.run(worker.consumer.renew([job], {job_id: Checkpoint(12, b"dddd", "m")})).stale
+    worker.run(worker.consumer.renew([job], {job_id: Checkpoint(0, b"aaaabbbbccccdddd", "m")}))
+
+    worker.run(worker.consumer.release([job]))
+    assert ({job_id}, b"aaaabbbbccccdddd") == (stale, worker.pull()[0].checkpoint)
+
+
+def test_many_leases_in_one_call(client: Client, consumer: MakeConsumer) -> None:
+    """
+    More jobs than one script takes are renewed all the same.
+    """
+    jobs = [a_job(f"{number}") for number in range(150)]
+    client.submit_many(jobs)
+    worker = consumer()
+    held = worker.pull(max_jobs=150)
+    client.cancel(jobs[0].id)
+    client.cancel(jobs[-1].id)
+
+    assert {jobs[0].id, jobs[-1].id} == worker.run(worker.consumer.renew(held)).cancelled
+
+
+def test_a_released_attempt_does_not_count(client: Client, consumer: MakeConsumer) -> None:
+    """
+    A hand-back is at once another worker's, as if it had never been taken.
+    """
+    job_id = client.submit(a_job()).job_id
+    first, second = consumer(), consumer()
+    count = first.run(first.consumer.release(first.pull()))
+
+    [again] = second.pull()
+
+    assert (1, job_id, 1) == (count, again.job_id, again.attempt)
+
+
+def test_only_the_owner_releases(client: Client, consumer: MakeConsumer) -> None:
+    """
+    A hand-back by a worker that lost the job, or a repeated one, does nothing.
+    """
+    client.submit(a_job())
+    first, second = consumer(), consumer()
+    [job] = first.pull()
+    first.run(first.consumer.release([job]))
+    second.pull()
+
+    assert 0 == first.run(first.consumer.release([job]))
+    assert (0, 1) == (client.stats().queued["standard"], client.stats().running)
+
+
+def test_a_released_job_with_a_verdict_ends(client: Client, consumer: MakeConsumer) -> None:
+    """
+    A job cancelled while it ran is not queued again by a hand-back.
+    """
+    job_id = client.submit(a_job()).job_id
+    worker = consumer()
+    held = worker.pull()
+    client.cancel(job_id)
+
+    worker.run(worker.consumer.release(held))
+
+    assert ("cancelled", []) == (client.result(job_id, wait_s=0).status, worker.pull())
+
+
+def test_a_lost_reply_gives_the_jobs_back(
+    client: Client, consumer: MakeConsumer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    Jobs that were claimed by a call whose reply never came are handed back by the next call.
+    """
+    client.submit(a_job("known"))
+    worker = consumer()
+    [known] = worker.pull()
+    lost = client.submit(a_job("lost")).job_id
+
+    import pagemill.consumer as module
+
+    real = module.send_once
+
+    async def cut(*command: object, **options: object) -> object:
+        await real(*command, **options)  # type: ignore[arg-type]
+        raise ConnectionResetError("cut")
+
+    monkeypatch.setattr(module, "send_once", cut)
+    with pytest.raises(QueueUnavailable):
+        worker.pull()
+    monkeypatch.setattr(module, "send_once", real)
+
+    [again] = worker.pull()
+
+    assert (lost, 1) == (again.job_id, again.attempt)
+    assert Renewal() == worker.run(worker.consumer.renew([known, again]))
+
+
+def test_a_cancelled_pull_gives_the_jobs_back(client: Client, consumer: MakeConsumer) -> None:
+    """
+    A pull that its task gave up, at whatever moment, loses nothing either.
+    """
+    job_id = client.submit(a_job()).job_id
+    worker = consumer()
+
+    async def give_up(after_turns: int) -> None:
+        pulling = asyncio.ensure_future(worker.consumer.pull(max_jobs=1, max_tokens=1000))
+        for _ in range(after_turns):
+            await asyncio.sleep(0)
+        pulling.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            # it was done already, or the cancel was lost on its way
+            await worker.consumer.release(await pulling)
+
+    for after_turns in range(25):
+        worker.run(give_up(after_turns))
+        [job] = wait_for(worker.pull)
+        assert (job_id, 1) == (job.job_id, job.attempt)
+        worker.run(worker.consumer.release([job]))
+
+
+def test_one_sweeper_a_fleet(consumer: MakeConsumer) -> None:
+    """
+    While one worker sweeps, another's sweep does nothing.
+    """
+    first, second = consumer(), consumer()
+
+    assert [True, False] == [one.run(one.consumer.sweep()).swept for one in (first, second)]
+
+
+def test_a_dead_sweeper_is_followed(consumer: MakeConsumer) -> None:
+    """
+    The right to sweep runs out by itself.
+    """
+    first, second = consumer(lease_ms=40), consumer(lease_ms=40)
+    first.run(first.consumer.sweep())
+
+    assert wait_for(lambda: second.run(second.consumer.sweep()).swept)
+
+
+def test_dead_consumers_and_idle_streams_go(
+    client: Client, consumer: MakeConsumer, redis: Redis, queue: str
+) -> None:
+    """
+    When all work is done and the workers are gone, sweeping removes groups and streams.
+    """
+    client.submit(a_job(tenant="once"))
+    worker = consumer(lease_ms=10)
+    worker.finish(*worker.pull())
+    worker.run(worker.consumer.leave())
+    sweeper = consumer(lease_ms=10)
+
+    wait_for(lambda: sweeper.run(sweeper.consumer.sweep()) and not redis.keys(f"{QueueKeys(queue).base}:s:*"))
+
+    assert 0 == redis.exists(f"{QueueKeys(queue).base}:streams")
+
+
+def test_a_stream_with_work_stays(client: Client, consumer: MakeConsumer) -> None:
+    """
+    Tidying takes no stream that has an entry, read or not, and a removed one is made again.
+    """
+    worker, sweeper = consumer(), consumer(lease_ms=1)
+    for _ in range(3):
+        job_id = client.submit(a_job(tenant="comes-and-goes")).job_id
+        sweeper.run(sweeper.consumer.sweep())
+        jobs = worker.pull()
+        assert [job_id] == [job.job_id for job in jobs]
+        sweeper.run(sweeper.consumer.sweep())
+        assert ["done"] == worker.finish(*jobs)
+
+
+def test_a_worker_shows_itself(client: Client, consumer: MakeConsumer) -> None:
+    """
+    A heartbeat's fields are seen by clients until the worker leaves.
+    """
+    worker = consumer()
+    worker.run(worker.consumer.heartbeat({"kv_usage": 0.5, "running": 3}))
+    seen = client.workers()
+    worker.run(worker.consumer.leave())
+
+    assert ("0.5", "3") == (seen[worker.worker_id]["kv_usage"], seen[worker.worker_id]["running"])
+    assert {} == client.workers()

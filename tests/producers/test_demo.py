@@ -1,0 +1,224 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from producers.child import Child
+from producers.demo import DOCUMENTS, read_documents
+from producers.local_redis import local_redis
+from producers.progress import Bar, Lines, Moment
+
+DEMO = [sys.executable, "-m", "producers.demo"]
+FAKE = [*DEMO, "--engine", "fake"]
+SLEEPER = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
+
+
+def wait_until(condition: Callable[[], object], wait_s: float = 30.0) -> None:
+    deadline = time.monotonic() + wait_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.02)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that has ended and is not yet collected does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@pytest.fixture
+def few_documents(tmp_path: Path) -> Path:
+    folder = tmp_path / "documents"
+    folder.mkdir()
+    for name in ("b", "a", "c"):
+        (folder / f"{name}.txt").write_text(f"the text of {name}, é")
+    return folder
+
+
+@pytest.fixture
+def slow_demo(few_documents: Path, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A demo whose jobs take minutes, once its server and worker run."""
+    command = [*FAKE, "--documents", str(few_documents), "--max-tokens", "4000", "--", "--fake-tokens-per-s", "50"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as demo:
+        assert demo.stdout is not None
+        while "summarising" not in demo.stdout.readline():
+            assert demo.poll() is None, "the demo ended"
+        yield demo
+        demo.kill()
+
+
+def test_documents_are_of_the_promised_size() -> None:
+    """
+    24 texts of about a hundred words, no two alike.
+    """
+    documents = read_documents(DOCUMENTS)
+
+    assert 24 == len({document.text for document in documents})
+    assert [] == [document.name for document in documents if not 80 <= len(document.text.split()) <= 120]
+
+
+def test_demo_writes_a_line_for_each_document(few_documents: Path, tmp_path: Path) -> None:
+    """
+    From nothing to results: in order of the documents, with text and usage, and a line of throughput.
+    """
+    command = [*FAKE, "--documents", str(few_documents), "--max-tokens", "5", "--output", "out.jsonl"]
+
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert ["a", "b", "c"] == [row["document"] for row in rows]
+    assert [5, 5, 5] == [row["usage"]["completion_tokens"] for row in rows]
+    assert [{"id", "document", "text", "usage"}] * 3 == [set(row) for row in rows]
+    assert all(row["text"] in done.stdout for row in rows)
+    assert "3 of 3 summaries" in done.stdout
+    assert "15 tokens out" in done.stdout
+
+
+def test_demo_takes_a_server_that_runs(few_documents: Path, tmp_path: Path) -> None:
+    """
+    With a URL no server is started, and the given one goes on running.
+    """
+    with local_redis() as url:
+        command = [*FAKE, "--documents", str(few_documents), "--redis-url", url]
+        subprocess.run(command, cwd=tmp_path, capture_output=True, check=True)
+        # the second run finds the queue of the first
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+
+    assert "3 of 3 summaries" in done.stdout
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for children in /proc")
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 130)])
+def test_interrupted_demo_stops_what_it_started(
+    slow_demo: "subprocess.Popen[str]", number: signal.Signals, code: int
+) -> None:
+    """
+    Ctrl-C and SIGTERM end the server and the worker, in order, before the demo itself.
+    """
+    children = children_of(slow_demo.pid)
+    assert 2 == len(children)
+
+    slow_demo.send_signal(number)
+
+    _, errors = slow_demo.communicate(timeout=30)
+    assert code == slow_demo.returncode
+    assert "stopped" in errors
+    assert [] == [pid for pid in children if alive(pid)]
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks the Linux kernel")
+def test_killed_demo_leaves_nothing_behind(slow_demo: "subprocess.Popen[str]") -> None:
+    """
+    Even after SIGKILL, which nobody can handle, server and worker end.
+    """
+    children = children_of(slow_demo.pid)
+
+    slow_demo.kill()
+    slow_demo.wait()
+
+    wait_until(lambda: not any(alive(pid) for pid in children))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--engine", "fake", "--", "--no-such-flag"], "unknown setting --no-such-flag"),
+        (["--engine", "fake", "--documents", "/no/such/folder"], "no .txt files in /no/such/folder"),
+        (["--model", "no-such-model"], "no model is called 'no-such-model'"),
+        (["--engine", "fake", "--redis-url", "nonsense"], "redis://"),
+    ],
+)
+def test_demo_that_cannot_run_says_why(tmp_path: Path, arguments: list[str], told: str) -> None:
+    """
+    The worker's own words come through; there is no traceback and nothing is written.
+    """
+    done = subprocess.run([*DEMO, *arguments], cwd=tmp_path, capture_output=True, text=True)
+
+    assert 1 == done.returncode
+    assert told in done.stderr
+    assert "Traceback" not in done.stderr
+    assert [] == list(tmp_path.iterdir())
+
+
+def test_child_is_stopped_and_its_words_are_kept(tmp_path: Path) -> None:
+    """
+    Leaving the block ends the program; its log can still be read.
+    """
+    with Child(SLEEPER, log=tmp_path / "log") as child:
+        wait_until(lambda: "up" in child.last_lines())
+        assert child.exit_code() is None
+
+    assert -signal.SIGTERM == child.exit_code()
+    assert "up" == child.last_lines()
+
+
+def test_child_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
+    """
+    After the grace time nothing is left, however stubborn.
+    """
+    code = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
+    )
+    with Child([sys.executable, "-c", code], log=tmp_path / "log", grace_s=0.1) as child:
+        wait_until(lambda: "up" in child.last_lines())
+
+    assert -signal.SIGKILL == child.exit_code()
+
+
+def test_lines_are_few(capsys: pytest.CaptureFixture[str]) -> None:
+    """
+    Off a terminal a line comes when the stage changes, every few seconds, and at the end.
+    """
+    now = [0.0]
+    display = Lines(Console(), clock=lambda: now[0])
+
+    for tick in range(41):
+        now[0] = tick * 0.5
+        display.show(Moment(tick, 40, "working", tokens_per_s=10.0, kv_usage=0.25))
+
+    printed = capsys.readouterr().out.splitlines()
+    assert "working: 0/40 jobs, 10 tokens/s, KV 25.0% used" == printed[0]
+    assert "working: 40/40 jobs, 10 tokens/s, KV 25.0% used" == printed[-1]
+    assert 5 == len(printed)
+
+
+def test_bar_shows_jobs_rate_and_kv_use() -> None:
+    """
+    On a terminal one line is redrawn that holds all three figures.
+    """
+    console = Console(force_terminal=True, width=120, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    with console.file, Bar(console) as display:
+        display.show(Moment(3, 24, "summarising", tokens_per_s=97.0, kv_usage=0.125))
+
+    shown = console.export_text()
+    assert "summarising" in shown
+    assert "3/24 jobs" in shown
+    assert "97 tokens/s" in shown
+    assert "KV 12.5%" in shown
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_real_demo_summarises_all_documents(tmp_path: Path) -> None:
+    """
+    The whole thing with the real model: 24 summaries of words, each within its 40 tokens.
+    """
+    done = subprocess.run(DEMO, cwd=tmp_path, capture_output=True, text=True, check=True)
+
+    rows = [json.loads(line) for line in (tmp_path / "demo-results.jsonl").read_text().splitlines()]
+    assert 24 == len(rows)
+    assert all(len(row["text"].split()) >= 5 and row["usage"]["completion_tokens"] <= 40 for row in rows)
+    assert "24 of 24 summaries" in done.stdout

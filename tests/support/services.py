@@ -1,0 +1,157 @@
+"""Workers for tests: inside this process on a thread of their own, or as real processes."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+from pagemill.connection import connect_async
+from pagemill.consumer import Consumer
+from pagemill.ids import uuid7
+from pagemill.object_store import ObjectStore
+from tests.support.servers import wait_for
+from worker.engine_port import Engine
+from worker.fake_engine import ByteTokenizer, FakeEngine
+from worker.heartbeat import Heartbeat
+from worker.intake import Intake
+from worker.puller import LookAhead
+from worker.results import ResultMaker
+from worker.service import Service, ServiceOptions
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+
+
+class RunningService:
+    """A service on its own thread and event loop; leaving the context drains it."""
+
+    def __init__(
+        self,
+        url: str,
+        queue: str,
+        *,
+        engine: Engine | None = None,
+        store: ObjectStore | None = None,
+        lease_s: float = 10.0,
+        drain_s: float = 10.0,
+        **options: Any,
+    ) -> None:
+        self.engine = engine or FakeEngine()
+        self.error: BaseException | None = None
+        self.worker_id = f"in-process-{uuid7()}"
+        self._url = url
+        self._queue = queue
+        self._store = store
+        self._options = ServiceOptions(
+            lease_s=lease_s, drain_s=drain_s, **{"look_ahead": LookAhead(jobs=4, tokens=16384), **options}
+        )
+        self._loop = asyncio.new_event_loop()
+        self._built = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="service", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        assert self._built.wait(10)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+        self.join()
+
+    def stop(self) -> None:
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self.service.stop)
+
+    def join(self) -> None:
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            try:
+                runner.run(self._serve())
+            except Exception as error:
+                self.error = error
+
+    async def _serve(self) -> None:
+        redis = connect_async(self._url)
+        consumer = Consumer(redis, self._queue, worker_id=self.worker_id, lease_ms=round(self._options.lease_s * 1000))
+        tokenizer = ByteTokenizer()
+        engine = self.engine
+        self.service = Service(
+            consumer=consumer,
+            engine=engine,
+            intake=Intake(
+                tokenizer=tokenizer,
+                models=frozenset({engine.model_name}),
+                max_model_len=engine.max_model_len,
+                fingerprint=engine.fingerprint,
+                store=self._store,
+            ),
+            results=ResultMaker(tokenizer=tokenizer, model=engine.model_name, worker_id=self.worker_id),
+            store=self._store,
+            heartbeat=Heartbeat({"model": engine.model_name, "max_model_len": engine.max_model_len}),
+            options=self._options,
+        )
+        self._built.set()
+        try:
+            await self.service.run()
+        finally:
+            await redis.aclose()
+
+
+class WorkerProcess:
+    """`python -m worker` as a process; its log is JSON lines in a file."""
+
+    def __init__(self, log: Path, *flags: str, environment: dict[str, str] | None = None) -> None:
+        self.log_path = log
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("PAGEMILL_")}
+        with log.open("ab") as file:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "worker", "--log-format", "json", *flags],
+                cwd=CHECKOUT,
+                env=clean | (environment or {}),
+                stdout=subprocess.DEVNULL,
+                stderr=file,
+            )
+
+    @property
+    def running(self) -> bool:
+        return self.process.poll() is None
+
+    def events(self) -> list[dict[str, Any]]:
+        """What it has logged so far."""
+        lines = self.log_path.read_text().splitlines()
+        return [json.loads(line) for line in lines if line.startswith("{")]
+
+    def has_logged(self, event: str) -> bool:
+        return any(entry["event"] == event for entry in self.events())
+
+    def send(self, number: signal.Signals) -> None:
+        if self.running:
+            self.process.send_signal(number)
+
+    def wait(self, timeout_s: float = 20.0) -> int:
+        return self.process.wait(timeout_s)
+
+    def kill(self) -> None:
+        """End it at once, also when it is stopped."""
+        self.send(signal.SIGKILL)
+        self.process.wait()
+
+
+@contextmanager
+def worker_process(log: Path, *flags: str, environment: dict[str, str] | None = None) -> Iterator[WorkerProcess]:
+    """A worker process that is up, and is killed at the end if it still runs."""
+    worker = WorkerProcess(log, *flags, environment=environment)
+    try:
+        wait_for(lambda: worker.has_logged("worker.started") or not worker.running)
+        yield worker
+    finally:
+        worker.kill()

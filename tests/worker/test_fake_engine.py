@@ -1,0 +1,138 @@
+"""The engine without a model: the same manners as the real one."""
+
+import numpy as np
+import pytest
+
+from engine.errors import EmptyPrompt, PromptTooLong
+from engine.request import FinishReason, Request, RequestOutput
+from engine.sampling_params import SamplingParams
+from worker.fake_engine import ByteTokenizer, FakeEngine
+
+
+def request(name: str, text: str = "hello", resumed: tuple[tuple[int, ...], ...] = (), **params: int) -> Request:
+    options = {"max_tokens": 12, **params}
+    return Request(name, ByteTokenizer().encode(text), SamplingParams(**options), resumed=resumed)
+
+
+def run(engine: FakeEngine) -> dict[str, RequestOutput]:
+    outputs = {}
+    while engine.has_work:
+        outputs.update({output.request_id: output for output in engine.step().finished})
+    return outputs
+
+
+def test_the_text_depends_on_prompt_and_seed_alone() -> None:
+    """
+    A prompt gets the same letters alone, in a batch, fast or slow; another seed gets others.
+    """
+    alone, batch = FakeEngine(), FakeEngine(tokens_per_s=1e6, sleep=lambda _: None)
+    alone.add(request("a"))
+    for name in "abc":
+        batch.add(request(name, seed=0 if name == "a" else ord(name)))
+    batched = run(batch)
+
+    assert run(alone)["a"].completions == batched["a"].completions
+    assert batched["a"].completions[0].text != batched["b"].completions[0].text
+    assert 12 == len(batched["a"].completions[0].token_ids)
+
+
+def test_resumed_tokens_are_continued() -> None:
+    """
+    A request that brings tokens ends with these in front, and computes only the rest.
+    """
+    whole, resumed = FakeEngine(), FakeEngine()
+    whole.add(request("a"))
+    text = run(whole)["a"].completions[0].text
+    resumed.add(request("a", resumed=((*text[:5].encode(),),)))
+
+    assert text == run(resumed)["a"].completions[0].text
+    assert 7 == resumed.stats().generated_tokens
+
+
+def test_several_answers_differ() -> None:
+    """
+    The answers of one request have texts of their own, by index.
+    """
+    engine = FakeEngine()
+    engine.add(request("a", n=3))
+    completions = run(engine)["a"].completions
+
+    assert [0, 1, 2] == [one.index for one in completions]
+    assert 3 == len({one.text for one in completions})
+
+
+def test_only_what_fits_runs() -> None:
+    """
+    Requests wait in order while places or tokens are out, and capacity says so.
+    """
+    engine = FakeEngine(max_num_seqs=2, kv_tokens=1_000, tokens_per_s=1.0, sleep=lambda _: None)
+    for name in "abc":
+        engine.add(request(name))
+    engine.step()
+    capacity = engine.capacity()
+
+    assert (0, 1) == (capacity.free_seqs, capacity.waiting_seqs)
+    assert 1_000 - 3 * 5 - 2 * 12 == capacity.free_tokens
+    assert (2, 0) == (engine.num_started("a") + engine.num_started("b"), engine.num_started("c"))
+
+
+def test_abort_keeps_the_partial_text() -> None:
+    """
+    An aborted request gives what it had and leaves the engine empty.
+    """
+    engine = FakeEngine(tokens_per_s=1.0, sleep=lambda _: None)
+    engine.add(request("a"))
+    for _ in range(4):
+        engine.step()
+    progress = engine.progress(["a", "not here"])
+    output = engine.abort("a")
+
+    assert output is not None
+    assert FinishReason.ABORT is output.completions[0].finish_reason
+    assert [output.completions[0].token_ids] == progress["a"]
+    assert 4 == len(output.completions[0].text)
+    assert not engine.has_work
+    assert engine.abort("a") is None
+
+
+def test_deltas_add_up_to_the_text() -> None:
+    """
+    A streaming request's deltas, end to end, are its text.
+    """
+    engine = FakeEngine(tokens_per_s=1.0, sleep=lambda _: None)
+    engine.add(Request("a", ByteTokenizer().encode("hello"), SamplingParams(max_tokens=6), stream=True))
+    text, finished = "", ()
+    while engine.has_work:
+        outputs = engine.step()
+        text += "".join(delta.text for delta in outputs.deltas)
+        finished += outputs.finished
+
+    assert finished[0].completions[0].text == text
+
+
+def test_the_pace_is_kept() -> None:
+    """
+    Steps wait as long as their tokens take at the set speed.
+    """
+    waits: list[float] = []
+    engine = FakeEngine(tokens_per_s=2_000, sleep=waits.append)
+    for name in "abcd":
+        engine.add(request(name, max_tokens=50))
+    run(engine)
+
+    assert sum(waits) == pytest.approx(4 * 50 / 2_000)
+    assert max(waits) <= 0.01
+
+
+def test_prompts_are_checked_as_the_real_engine_does() -> None:
+    """
+    Empty and over-long prompts raise the engine's own errors.
+    """
+    engine = FakeEngine(max_model_len=8)
+
+    with pytest.raises(EmptyPrompt):
+        engine.add(Request("a", np.zeros(0, np.int32), SamplingParams()))
+    with pytest.raises(PromptTooLong):
+        engine.add(request("a", "12345678"))
+    engine.add(request("a", "1234567"))
+    assert 1 == len(run(engine)["a"].completions[0].token_ids)

@@ -1,0 +1,256 @@
+"""The service against a real server, with the fake engine."""
+
+import json
+from pathlib import Path
+
+import pytest
+from redis import Redis
+
+from engine.request import StepOutputs
+from pagemill import calls
+from pagemill.client import Client
+from pagemill.keys import QueueKeys
+from pagemill.object_store import FileStore
+from pagemill.schema import MAX_PAYLOAD_BYTES, Job
+from tests.support.servers import wait_for
+from tests.support.services import RunningService
+from worker.fake_engine import FakeEngine
+
+
+def slow_engine(tokens_per_s: float = 200.0, **options: int) -> FakeEngine:
+    return FakeEngine(tokens_per_s=tokens_per_s, **options)
+
+
+def submit_raw(url: str, queue: str, job_id: str, payload: bytes, **fields: object) -> None:
+    """Put a payload into the queue as a client that checks nothing would."""
+    submission = calls.Submission(
+        job_id=job_id,
+        fingerprint=job_id,
+        idempotency=job_id,
+        payload=payload,
+        ref=str(fields.get("ref", "")),
+        lane="standard",
+        tenant="default",
+        tokens=len(payload) // 3,
+        timeout_ms=0,
+        result_ttl_s=600,
+        stream=False,
+        seed=7,
+        metadata="{}",
+    )
+    call = calls.submit(QueueKeys(queue), [submission], 0)
+    with Redis.from_url(url) as server:
+        call.parse(server.execute_command(*call.by_source))
+
+
+def test_jobs_are_answered(server_url: str, queue: str, client: Client) -> None:
+    """
+    Every job gets its answer, whatever the order, and nothing is left in the queue.
+    """
+    with RunningService(server_url, queue):
+        jobs = [Job.build(prompt=f"job {number}", options={"max_tokens": 8}) for number in range(150)]
+        client.submit_many(jobs)
+        results = {job.id: client.result(job.id, wait_s=20) for job in jobs}
+
+    assert {"done"} == {result.status for result in results.values()}
+    assert {8} == {result.usage.completion_tokens for result in results.values()}
+    assert 150 == len({result.text for result in results.values()})
+    assert 0 == client.stats().running
+
+
+BAD_OPTIONS = {
+    "max_tokens_0": ({"max_tokens": 0}, "invalid_job"),
+    "negative_temperature": ({"temperature": -0.5}, "invalid_job"),
+    "unknown_option": ({"temprature": 1.0}, "invalid_job"),
+    "json_schema": ({"json_schema": {"type": "object"}}, "not_supported"),
+    "token_id_outside": ({"stop": [""]}, "invalid_job"),
+}
+
+
+def bad_payloads() -> dict[str, tuple[bytes, str]]:
+    bad = {
+        name: (json.dumps({"version": 1, "prompt": "x", "options": options}).encode(), code)
+        for name, (options, code) in BAD_OPTIONS.items()
+    }
+    return bad | {
+        "empty_prompt": (b'{"version":1,"prompt":""}', "empty_prompt"),
+        "over_long_prompt": (json.dumps({"version": 1, "prompt": "x" * 9000}).encode(), "prompt_too_long"),
+        "unknown_field": (b'{"version":1,"prompt":"x","promt":"y"}', "invalid_job"),
+        "no_json": (b"{not json", "invalid_job"),
+        "invalid_utf8": (b'{"version":1,"prompt":"\xff\xfe"}', "invalid_encoding"),
+        "ten_megabytes": (b'{"version":1,"prompt":"' + b"x" * 10_000_000 + b'"}', "payload_too_large"),
+        "unknown_model": (b'{"version":1,"prompt":"x","model":"gpt-0"}', "unknown_model"),
+        "token_ids": (b'{"version":1,"prompt":[1,2,99999999999]}', "invalid_job"),
+        "newer_version": (b'{"version":99,"prompt":"x"}', "unsupported_version"),
+        "no_store": (b'{"version":1,"prompt":"x","result_store":"object"}', "not_supported"),
+    }
+
+
+def test_bad_jobs_fail_with_their_code_and_stop_nobody(server_url: str, queue: str, client: Client) -> None:
+    """
+    Each bad job ends as failed with its typed code, and the good jobs beside them are answered.
+    """
+    bad = bad_payloads()
+    assert any(len(payload) > MAX_PAYLOAD_BYTES for payload, _ in bad.values())
+    good = []
+    for name, (payload, _) in bad.items():
+        submit_raw(server_url, queue, f"{queue}-{name}", payload)
+        good.append(client.submit(prompt=f"beside {name}", options={"max_tokens": 4}).job_id)
+
+    with RunningService(server_url, queue):
+        codes = {name: client.result(f"{queue}-{name}", wait_s=20).failure for name in bad}
+        answers = [client.result(job_id, wait_s=20) for job_id in good]
+
+    assert {name: code for name, (_, code) in bad.items()} == {
+        name: failure.code for name, failure in codes.items() if failure
+    }
+    assert all(len(failure.message) > 10 for failure in codes.values() if failure)
+    assert {"done"} == {answer.status for answer in answers}
+
+
+def test_a_deadline_ends_a_running_job_with_its_partial_text(server_url: str, queue: str, client: Client) -> None:
+    """
+    A job whose time is over while it runs ends as expired and keeps the text that it had.
+    """
+    with RunningService(server_url, queue, engine=slow_engine(), lease_s=1.5):
+        late = client.submit(prompt="late", timeout_s=0.8, options={"max_tokens": 4000}).job_id
+        good = client.submit(prompt="good", options={"max_tokens": 5}).job_id
+        assert "done" == client.result(good, wait_s=20).status
+        result = client.result(late, wait_s=20)
+
+    assert "expired" == result.status
+    assert 0 < len(result.text) < 4000
+
+
+def test_a_deadline_that_passed_in_the_queue_costs_nothing(
+    server_url: str, queue: str, client: Client, redis: Redis
+) -> None:
+    """
+    A job that nobody took in time ends as expired without reaching the engine.
+    """
+    late = client.submit(prompt="late", timeout_s=0.05, options={"max_tokens": 5}).job_id
+    deadline_ms = client.status(late).deadline_ms
+    wait_for(lambda: redis.time()[0] * 1000 + redis.time()[1] // 1000 > deadline_ms)
+    with RunningService(server_url, queue) as running:
+        result = client.result(late, wait_s=20)
+
+    assert ("expired", 0) == (result.status, running.engine.stats().prompt_tokens)
+    assert result.failure is not None
+    assert "deadline_passed" == result.failure.code
+
+
+def test_a_cancelled_job_keeps_its_partial_text(server_url: str, queue: str, client: Client) -> None:
+    """
+    Cancelling a running job ends it within a renewal, as cancelled, with the text so far.
+    """
+    with RunningService(server_url, queue, engine=slow_engine(), lease_s=1.5) as running:
+        job_id = client.submit(prompt="stop me", options={"max_tokens": 4000}).job_id
+        wait_for(lambda: running.engine.stats().generated_tokens > 5)
+        client.cancel(job_id)
+        result = client.result(job_id, wait_s=20)
+
+    assert "cancelled" == result.status
+    assert 0 < len(result.text) < 4000
+
+
+def test_a_large_result_goes_to_the_object_store(server_url: str, queue: str, tmp_path: Path) -> None:
+    """
+    A result above the limit, or one that asks for it, lies in the store; the client reads both.
+    """
+    store = FileStore(tmp_path)
+    with (
+        RunningService(server_url, queue, store=store, inline_result_bytes=2_000),
+        Client(server_url, queue=queue, object_store=store) as reader,
+    ):
+        large = reader.submit(prompt="large", options={"max_tokens": 3_000}).job_id
+        small = reader.submit(prompt="small", options={"max_tokens": 3}).job_id
+        asked = reader.submit(prompt="asked", options={"max_tokens": 3}, result_store="object").job_id
+        kept = reader.submit(prompt="kept", options={"max_tokens": 3_000}, result_store="redis").job_id
+        lengths = [len(reader.result(job_id, wait_s=20).text) for job_id in (large, small, asked, kept)]
+
+    assert [3_000, 3, 3, 3_000] == lengths
+    assert {large, asked} == {path.stem for path in tmp_path.rglob("*.json") if path.parent.name == "results"}
+
+
+def test_streamed_text_adds_up(server_url: str, queue: str, client: Client) -> None:
+    """
+    What a reader of the token stream sees, end to end, is the text of the result.
+    """
+    with RunningService(server_url, queue, engine=slow_engine(500.0)):
+        job_id = client.submit(prompt="aloud", stream=True, options={"max_tokens": 60}).job_id
+        text = "".join(delta.text for delta in client.stream(job_id, wait_s=20))
+        result = client.result(job_id, wait_s=20)
+
+    assert result.text == text
+    assert 60 == len(text)
+
+
+class FailingEngine(FakeEngine):
+    """Dies in the step after it has been given a poisonous prompt."""
+
+    poisoned = False
+
+    def add(self, request: object) -> None:
+        super().add(request)  # type: ignore[arg-type]
+        self.poisoned |= b"poison" in bytes(request.prompt.astype("u1"))  # type: ignore[attr-defined]
+
+    def step(self) -> StepOutputs:
+        if self.poisoned:
+            raise RuntimeError("the device is gone")
+        return super().step()
+
+
+def test_a_failing_step_ends_the_worker_and_loses_nothing(server_url: str, queue: str, client: Client) -> None:
+    """
+    When the engine dies, the process gives all jobs back and stops; another worker answers them.
+    """
+    jobs = [client.submit(prompt=f"job {number}", options={"max_tokens": 4}).job_id for number in range(20)]
+    jobs.append(client.submit(prompt="poison", options={"max_tokens": 4}).job_id)
+    failing = RunningService(server_url, queue, engine=FailingEngine())
+    with failing:
+        failing.join()
+    assert isinstance(failing.error, RuntimeError)
+
+    with RunningService(server_url, queue):
+        results = [client.result(job_id, wait_s=20) for job_id in jobs]
+
+    assert {"done"} == {result.status for result in results}
+
+
+def test_a_job_that_always_ends_its_worker_is_given_up(server_url: str, queue: str, client: Client) -> None:
+    """
+    A poisonous job is failed after its attempts, and not run for ever.
+    """
+    job_id = client.submit(prompt="poison", options={"max_tokens": 4}).job_id
+    while client.status(job_id).state not in ("done", "failed"):
+        with RunningService(server_url, queue, engine=FailingEngine(), max_attempts=2) as running:
+            wait_for(lambda: client.status(job_id).ended or not running._thread.is_alive())
+    result = client.result(job_id)
+
+    assert ("failed", "engine_error") == (result.status, result.failure and result.failure.code)
+
+
+def test_a_missing_payload_is_a_failure_of_its_job(server_url: str, queue: str, tmp_path: Path, client: Client) -> None:
+    """
+    A job whose payload is not in the store any more fails as lost, without a retry.
+    """
+    store = FileStore(tmp_path)
+    ref = store.put("payloads/gone", b"x")
+    store.delete(ref)
+    submit_raw(server_url, queue, f"{queue}-gone", b"", ref=ref)
+    with RunningService(server_url, queue, store=store):
+        result = client.result(f"{queue}-gone", wait_s=20)
+
+    assert ("failed", "lost_payload") == (result.status, result.failure and result.failure.code)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_long_prompt_is_cut_where_the_job_says(server_url: str, queue: str, client: Client, side: str) -> None:
+    """
+    With truncate set, a prompt that is too long is cut so that the answer fits.
+    """
+    with RunningService(server_url, queue, engine=FakeEngine(max_model_len=100)):
+        job_id = client.submit(prompt="x" * 500, options={"max_tokens": 30, "truncate": side}).job_id
+        usage = client.result(job_id, wait_s=20).usage
+
+    assert (70, 30) == (usage.prompt_tokens, usage.completion_tokens)

@@ -1,0 +1,241 @@
+"""
+Starts a worker: reads the settings, builds the parts, serves until told to stop.
+
+The only place that builds things. Whatever an operator can get wrong is one sentence on
+standard error that says what to do, and an exit code: 2 for settings, 1 for the rest of the
+start, 70 when the engine failed later.
+"""
+
+import asyncio
+import contextlib
+import os
+import secrets
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import structlog
+
+from engine.config import EngineConfig
+from engine.errors import ModelNotFound, StartupError
+from pagemill.connection import connect_async
+from pagemill.consumer import Consumer
+from pagemill.errors import PagemillError, QueueUnavailable, SettingsError
+from pagemill.object_store import ObjectStore, open_store
+from worker.engine_port import Engine, Tokenizer
+from worker.fake_engine import FakeEngine
+from worker.health import health_endpoint
+from worker.heartbeat import Heartbeat
+from worker.intake import Intake
+from worker.logs import configure_logging
+from worker.puller import LookAhead, default_look_ahead
+from worker.results import ResultMaker
+from worker.service import Service, ServiceOptions
+from worker.settings import WorkerSettings
+
+log = structlog.get_logger("worker")
+
+EXIT_STARTUP = 1
+EXIT_SETTINGS = 2
+EXIT_FAILED = 70
+
+# the engine's thread must not wait long for the interpreter lock while others hold it
+SWITCH_INTERVAL_S = 0.0005
+
+
+def main(flags: list[str] | None = None) -> int:
+    try:
+        settings = WorkerSettings.read(sys.argv[1:] if flags is None else flags)
+    except SettingsError as error:
+        return _explain(error, EXIT_SETTINGS)
+    configure_logging(settings.log_format, settings.log_level)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    try:
+        return asyncio.run(serve(settings))
+    except SettingsError as error:
+        return _explain(error, EXIT_SETTINGS)
+    except (PagemillError, StartupError) as error:
+        return _explain(error, EXIT_STARTUP)
+    except KeyboardInterrupt:
+        return EXIT_STARTUP
+
+
+async def serve(settings: WorkerSettings) -> int:
+    """
+    Build a worker and run it to its end; returns the exit code.
+
+    The server is asked before the model is loaded: a mistake there shows at once.
+
+    Raises:
+        PagemillError, StartupError: what the operator has to change.
+    """
+    worker_id = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+    store = open_store(settings.object_store) if settings.object_store else None
+    redis = connect_async(settings.redis_url)
+    try:
+        consumer = Consumer(redis, settings.queue, worker_id=worker_id, lease_ms=round(settings.lease_s * 1000))
+        await _check_server(consumer, allow_unsafe=settings.allow_unsafe_redis)
+        started: list[Service] = []
+        async with _health(settings, started):
+            engine, tokenizer = await asyncio.to_thread(build_engine, settings)
+            service = build_service(settings, consumer, store, engine, tokenizer)
+            _stop_on_signals(service)
+            started.append(service)
+            return await _run(service)
+    finally:
+        await redis.aclose()
+
+
+async def _check_server(consumer: Consumer, *, allow_unsafe: bool) -> None:
+    try:
+        warnings = await consumer.check_server(allow_unsafe=allow_unsafe)
+    except QueueUnavailable as error:
+        raise QueueUnavailable(f"{error} Start the server, or set --redis-url to where it is") from None
+    for warning in warnings:
+        log.warning("server.warning", message=warning)
+
+
+async def _run(service: Service) -> int:
+    try:
+        await service.run()
+    except Exception:
+        # logged where it happened; all jobs have been handed back
+        return EXIT_FAILED
+    return 0
+
+
+def build_engine(settings: WorkerSettings) -> tuple[Engine, Tokenizer]:
+    """
+    Raises:
+        StartupError: the model is not there or does not fit.
+    """
+    if settings.engine == "fake":
+        fake = FakeEngine(
+            model_name=settings.served_model_name or "fake",
+            max_num_seqs=settings.max_num_seqs,
+            max_model_len=settings.max_model_len or 8192,
+            kv_tokens=settings.fake_kv_tokens,
+            tokens_per_s=settings.fake_tokens_per_s,
+        )
+        return fake, fake.tokenizer
+
+    # torch takes seconds to import, and the fake engine does not need it
+    from engine.load import load_engine
+    from worker.models import resolve_model
+
+    if settings.model is None:
+        raise ModelNotFound("no model is set: give --model a folder, a .gguf file or a name of `pagemill models list`")
+    engine = load_engine(_engine_config(settings, resolve_model(settings.model)))
+    if engine.tokenizer is None:
+        raise ModelNotFound(f"{settings.model} has no tokenizer.json: the worker cannot read text without it")
+    return engine, engine.tokenizer
+
+
+def build_service(
+    settings: WorkerSettings, consumer: Consumer, store: ObjectStore | None, engine: Engine, tokenizer: Tokenizer
+) -> Service:
+    model = settings.served_model_name or engine.model_name
+    look_ahead = default_look_ahead(
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        max_model_len=engine.max_model_len,
+    )
+    if settings.look_ahead_jobs is not None:
+        look_ahead = LookAhead(jobs=settings.look_ahead_jobs, tokens=look_ahead.tokens)
+    log.info(
+        "engine.ready",
+        model=model,
+        kv_cache_tokens=engine.kv_tokens,
+        max_model_len=engine.max_model_len,
+        concurrency_at_max_model_len=round(engine.kv_tokens / engine.max_model_len, 1),
+        max_num_seqs=settings.max_num_seqs,
+        look_ahead_jobs=look_ahead.jobs,
+        queue=settings.queue,
+        worker=consumer.worker_id,
+    )
+    return Service(
+        consumer=consumer,
+        engine=engine,
+        intake=Intake(
+            tokenizer=tokenizer,
+            models=frozenset({model}),
+            max_model_len=engine.max_model_len,
+            fingerprint=engine.fingerprint,
+            store=store,
+        ),
+        results=ResultMaker(tokenizer=tokenizer, model=model, worker_id=consumer.worker_id),
+        store=store,
+        heartbeat=Heartbeat({"model": model, "max_model_len": engine.max_model_len, "engine": settings.engine}),
+        options=ServiceOptions(
+            lease_s=settings.lease_s,
+            drain_s=settings.drain_s,
+            look_ahead=look_ahead,
+            inline_result_bytes=settings.inline_result_bytes,
+            max_attempts=settings.max_attempts,
+            intake_threads=settings.intake_threads,
+        ),
+    )
+
+
+def _engine_config(settings: WorkerSettings, folder: Path) -> EngineConfig:
+    return EngineConfig(
+        model=folder,
+        dtype=settings.dtype,
+        block_size=settings.block_size,
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        max_model_len=settings.max_model_len,
+        kv_cache_bytes=settings.kv_cache_bytes,
+        swap_space_bytes=settings.swap_space_bytes,
+        prefix_caching=settings.prefix_caching,
+        shared_tenants=settings.shared_tenants,
+        preemption=settings.preemption,
+        load_format=settings.load_format,
+        num_threads=settings.num_threads,
+    )
+
+
+@contextlib.asynccontextmanager
+async def _health(settings: WorkerSettings, started: list[Service]) -> AsyncIterator[None]:
+    """Serve the health endpoint where a port is set; loading counts as healthy and not ready."""
+    if settings.health_port is None:
+        yield
+        return
+    endpoint = health_endpoint(
+        settings.health_host,
+        settings.health_port,
+        healthy=lambda: all(service.healthy for service in started),
+        ready=lambda: bool(started) and started[0].ready,
+    )
+    async with contextlib.AsyncExitStack() as stack:
+        try:
+            port = await stack.enter_async_context(endpoint)
+        except OSError as error:
+            address = f"{settings.health_host}:{settings.health_port}"
+            message = f"the health endpoint cannot listen at {address} ({error.strerror}): choose another --health-port"
+            raise SettingsError(message) from None
+        log.info("health.listening", host=settings.health_host, port=port)
+        yield
+
+
+def _stop_on_signals(service: Service) -> None:
+    loop = asyncio.get_running_loop()
+
+    # not the loop's own handlers: these go with the loop, and a late signal would then kill us on the way out
+    def on_signal(*_: object) -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(service.stop)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, on_signal)
+
+
+def _explain(error: Exception, code: int) -> int:
+    print(f"pagemill worker: {error}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,183 @@
+"""
+The one thread that touches the engine, and the two queues that lead to it and from it.
+
+Commands come in through a queue and are run between steps; outputs go out in batches, with one
+wake-up of the event loop however many steps have passed. The thread sleeps while it has nothing
+to do.
+"""
+
+import asyncio
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar
+
+from engine.errors import EngineError, RequestError
+from engine.request import Capacity, Request, RequestOutput, TextDelta
+from worker.engine_port import Engine, EngineStats
+
+T = TypeVar("T")
+
+Command = Callable[[], None]
+
+
+class EngineGone(EngineError):
+    """Raised when the engine's thread has ended and cannot answer."""
+
+
+@dataclass(slots=True)
+class Turn:
+    """What the engine took and gave since the turn before."""
+
+    added: list[str] = field(default_factory=list)
+    rejected: list[tuple[str, RequestError]] = field(default_factory=list)
+    finished: list[RequestOutput] = field(default_factory=list)
+    deltas: list[TextDelta] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.added or self.rejected or self.finished or self.deltas)
+
+
+class EngineThread:
+    """
+    Runs the engine and speaks with the event loop.
+
+    All methods are called on the event loop, and so are the two callbacks. After `on_crash`
+    the thread is over: the engine's state is not to be trusted, nothing else is delivered.
+
+    Args:
+        on_turns: Takes what came out, oldest first.
+        on_crash: Takes the exception that a step raised.
+    """
+
+    def __init__(
+        self, engine: Engine, *, on_turns: Callable[[list[Turn]], None], on_crash: Callable[[BaseException], None]
+    ) -> None:
+        self._engine = engine
+        self._on_turns = on_turns
+        self._on_crash = on_crash
+        self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
+        self._turns: deque[Turn] = deque()
+        self._turn = Turn()
+        self._wake_up_pending = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+        # written by the thread after each step; each is replaced whole, never changed
+        self.capacity: Capacity = engine.capacity()
+        self.stats: EngineStats = engine.stats()
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def start(self) -> None:
+        """Start the thread; outputs go to the running event loop."""
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+
+    def add(self, requests: Iterable[Request]) -> None:
+        """Queue requests; a later turn names each as added or rejected."""
+        batch = list(requests)
+        self._commands.put(lambda: self._add(batch))
+
+    async def call(self, command: Callable[[Engine], T]) -> T:
+        """
+        Run `command` on the engine between two steps and return what it returns.
+
+        Raises:
+            EngineGone: when the thread has ended before it could answer.
+        """
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._commands.put(lambda: self._answer(future, command))
+        # a crash leaves commands unanswered: look at the thread now and then
+        while not future.done():
+            await asyncio.wait([future], timeout=0.5)
+            if not future.done() and not self._thread.is_alive():
+                raise EngineGone("the engine's thread has ended")
+        return future.result()
+
+    async def stop(self) -> None:
+        """Let the step that runs end, then end the thread."""
+        self._commands.put(None)
+        await asyncio.to_thread(self._thread.join)
+
+    def _run(self) -> None:
+        try:
+            while self._run_commands():
+                if self._engine.has_work:
+                    outputs = self._engine.step()
+                    self._turn.finished += outputs.finished
+                    self._turn.deltas += outputs.deltas
+                self._publish()
+        except BaseException as error:
+            # nobody above this frame could do better: the service hands the jobs back
+            self._post(partial(self._on_crash, error))
+
+    def _run_commands(self) -> bool:
+        """Run what is queued, blocking for it while the engine is idle; False when told to stop."""
+        idle = not self._engine.has_work
+        while True:
+            try:
+                command = self._commands.get(block=idle)
+            except queue.Empty:
+                return True
+            if command is None:
+                return False
+            command()
+            idle = False
+
+    def _add(self, requests: Sequence[Request]) -> None:
+        for request in requests:
+            try:
+                self._engine.add(request)
+            except RequestError as error:
+                self._turn.rejected.append((request.request_id, error))
+            else:
+                self._turn.added.append(request.request_id)
+
+    def _answer(self, future: "asyncio.Future[T]", command: Callable[[Engine], T]) -> None:
+        try:
+            result = command(self._engine)
+        except Exception as error:
+            self._post(partial(_settle, future, error=error))
+        else:
+            self._post(partial(_settle, future, result))
+
+    def _publish(self) -> None:
+        waiting_before = self.capacity.waiting_seqs
+        self.capacity = self._engine.capacity()
+        self.stats = self._engine.stats()
+        # an admission gives nothing out, yet it makes room for the next pull
+        if not self._turn and self.capacity.waiting_seqs >= waiting_before:
+            return
+        self._turns.append(self._turn)
+        self._turn = Turn()
+        # the loop clears the flag before it empties the queue: a turn appended later wakes it again
+        if not self._wake_up_pending:
+            self._wake_up_pending = True
+            self._post(self._deliver)
+
+    def _deliver(self) -> None:
+        self._wake_up_pending = False
+        turns = []
+        while self._turns:
+            turns.append(self._turns.popleft())
+        self._on_turns(turns)
+
+    def _post(self, callback: Callable[[], None]) -> None:
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(callback)
+
+
+def _settle(future: "asyncio.Future[Any]", result: object = None, error: Exception | None = None) -> None:
+    # whoever asked may have been cancelled meanwhile
+    if future.done():
+        return
+    if error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(result)

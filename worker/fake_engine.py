@@ -1,0 +1,249 @@
+"""
+An engine without a model: for load tests of a queue, and for testing services that submit jobs.
+
+It takes and gives what the real engine does: it counts KV tokens, admits in order, runs a
+batch at a set speed, resumes, aborts. A token is one byte of UTF-8. An answer is letters that
+depend on the prompt, the seed and the answer's index alone, always `max_tokens` of them where
+the context allows it.
+"""
+
+import hashlib
+import itertools
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from engine.errors import EmptyPrompt, PromptTooLong
+from engine.request import (
+    Capacity,
+    Completion,
+    FinishReason,
+    Request,
+    RequestOutput,
+    StepOutputs,
+    TextDelta,
+    TokenIds,
+)
+
+# a step lasts about that long, so that a slow fake does not busy the processor
+STEP_S = 0.005
+
+_LETTERS = bytes(b"etaoin shrdlucmfwypvbgkjqxz "[byte % 28] for byte in range(256))
+
+
+class ByteTokenizer:
+    """One token a byte of UTF-8; a chat is its contents, one role a line."""
+
+    vocab_size = 256
+    bos_token_id: int | None = None
+
+    def encode(self, text: str) -> TokenIds:
+        return np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int32)
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> TokenIds:
+        return self.encode("".join(f"{message['role']}: {message['content']}\n" for message in messages))
+
+    def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:  # noqa: ARG002
+        return bytes(token_ids).decode(errors="replace")
+
+    def token_text(self, token_id: int) -> str:
+        return self.decode([token_id])
+
+
+@dataclass(frozen=True, slots=True)
+class FakeStats:
+    """Counters of the fake engine, from its start."""
+
+    num_running: int
+    num_waiting: int
+    num_swapped: int
+    kv_usage: float
+    generated_tokens: int
+    prompt_tokens: int
+
+
+@dataclass(slots=True)
+class _Job:
+    request: Request
+    # all tokens that each answer will have; the first `num_done` are "generated"
+    answers: tuple[bytes, ...]
+    num_done: int
+    cost: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.cost = len(self.request.prompt) + sum(map(len, self.answers))
+
+    @property
+    def length(self) -> int:
+        return len(self.answers[0])
+
+
+class FakeEngine:
+    """
+    Answers with letters at a set speed.
+
+    Args:
+        tokens_per_s: Tokens that all requests together get in a second; None is at once.
+        kv_tokens: Size of the pretended KV cache.
+        sleep: Waits; tests pass their own.
+    """
+
+    def __init__(
+        self,
+        *,
+        model_name: str = "fake",
+        max_num_seqs: int = 64,
+        max_model_len: int = 8192,
+        kv_tokens: int = 131072,
+        tokens_per_s: float | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.tokenizer = ByteTokenizer()
+        self.model_name = model_name
+        self.fingerprint = f"fake-{model_name}-1"
+        self.max_model_len = max_model_len
+        self.kv_tokens = kv_tokens
+        self._max_num_seqs = max_num_seqs
+        self._tokens_per_s = tokens_per_s
+        self._sleep = sleep
+
+        # all the mutable state there is; both in order of arrival
+        self._waiting: dict[str, _Job] = {}
+        self._running: dict[str, _Job] = {}
+        self._used_tokens = 0
+        self._used_seqs = 0
+        self._generated_tokens = 0
+        self._prompt_tokens = 0
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._waiting or self._running)
+
+    def add(self, request: Request) -> None:
+        """
+        Queue a request.
+
+        Raises:
+            EmptyPrompt, PromptTooLong: as the real engine does.
+        """
+        room = self.max_model_len - len(request.prompt)
+        if len(request.prompt) == 0:
+            raise EmptyPrompt("the prompt has no token")
+        if room < 1 or len(request.prompt) >= self.kv_tokens:
+            raise PromptTooLong(
+                f"the prompt has {len(request.prompt):,} tokens and the model takes {self.max_model_len - 1:,}"
+            )
+        self._waiting[request.request_id] = _plan(request, min(request.params.max_tokens, room))
+
+    def abort(self, request_id: str) -> RequestOutput | None:
+        """Forget a request and return what it has; None where it is not here."""
+        job = self._waiting.pop(request_id, None)
+        if job is None and request_id in self._running:
+            job = self._leave(request_id)
+        return None if job is None else _output(job, FinishReason.ABORT)
+
+    def step(self) -> StepOutputs:
+        """Admit what fits, give every running request its share of tokens, and wait for as long as that takes."""
+        self._admit()
+        stride = self._stride()
+        finished, deltas = [], []
+        num_tokens = 0
+        for job in list(self._running.values()):
+            before, job.num_done = job.num_done, min(job.length, job.num_done + stride)
+            num_tokens += (job.num_done - before) * len(job.answers)
+            if job.request.stream:
+                deltas += _deltas(job, before)
+            if job.num_done == job.length:
+                self._leave(job.request.request_id)
+                finished.append(_output(job, FinishReason.LENGTH))
+        if self._tokens_per_s is not None:
+            self._sleep(num_tokens / self._tokens_per_s)
+        self._generated_tokens += num_tokens
+        return StepOutputs(finished=tuple(finished), deltas=tuple(deltas))
+
+    def capacity(self) -> Capacity:
+        waiting = self._waiting.values()
+        free_tokens = self.kv_tokens - self._used_tokens - sum(len(job.request.prompt) for job in waiting)
+        return Capacity(
+            free_seqs=max(0, self._max_num_seqs - self._used_seqs),
+            free_tokens=max(0, free_tokens),
+            waiting_seqs=sum(job.request.params.n for job in waiting),
+            total_tokens=self.kv_tokens,
+            max_model_len=self.max_model_len,
+        )
+
+    def stats(self) -> FakeStats:
+        return FakeStats(
+            num_running=self._used_seqs,
+            num_waiting=len(self._waiting),
+            num_swapped=0,
+            kv_usage=self._used_tokens / self.kv_tokens,
+            generated_tokens=self._generated_tokens,
+            prompt_tokens=self._prompt_tokens,
+        )
+
+    def progress(self, request_ids: Iterable[str]) -> dict[str, list[tuple[int, ...]]]:
+        """Tokens generated so far, per answer; requests that are not here are left out."""
+        jobs = self._waiting | self._running
+        wanted = [name for name in request_ids if name in jobs]
+        return {name: [tuple(answer[: jobs[name].num_done]) for answer in jobs[name].answers] for name in wanted}
+
+    def num_started(self, request_id: str) -> int:
+        """Answers of a request that have computed something; 0 also when it is not here."""
+        job = self._running.get(request_id)
+        return job.request.params.n if job else 0
+
+    def _admit(self) -> None:
+        # in order: the first that does not fit keeps its place
+        while self._waiting:
+            job = next(iter(self._waiting.values()))
+            num_seqs = job.request.params.n
+            fits = self._used_tokens + job.cost <= self.kv_tokens and self._used_seqs + num_seqs <= self._max_num_seqs
+            if self._running and not fits:
+                return
+            del self._waiting[job.request.request_id]
+            self._running[job.request.request_id] = job
+            self._used_tokens += job.cost
+            self._used_seqs += num_seqs
+            self._prompt_tokens += len(job.request.prompt)
+
+    def _leave(self, request_id: str) -> _Job:
+        job = self._running.pop(request_id)
+        self._used_tokens -= job.cost
+        self._used_seqs -= job.request.params.n
+        return job
+
+    def _stride(self) -> int:
+        if self._tokens_per_s is None:
+            return self.max_model_len
+        return max(1, round(self._tokens_per_s * STEP_S / max(1, self._used_seqs)))
+
+
+def _plan(request: Request, length: int) -> _Job:
+    resumed = request.resumed or ((),) * request.params.n
+    answers = []
+    for index, tokens in enumerate(resumed):
+        key = b"%d:%d:" % (request.params.seed, index) + request.prompt.tobytes()
+        fresh = hashlib.shake_128(key).digest(length).translate(_LETTERS)
+        answers.append((bytes(tokens) + fresh[len(tokens) :])[:length])
+    return _Job(request, tuple(answers), num_done=min(length, *map(len, resumed)))
+
+
+def _deltas(job: _Job, before: int) -> list[TextDelta]:
+    return [
+        TextDelta(job.request.request_id, index, answer[before : job.num_done].decode(), job.num_done)
+        for index, answer in enumerate(job.answers)
+        if job.num_done > before
+    ]
+
+
+def _output(job: _Job, reason: FinishReason) -> RequestOutput:
+    done = [answer[: job.num_done] for answer in job.answers]
+    completions = tuple(
+        Completion(index=index, token_ids=tuple(tokens), text=tokens.decode(errors="replace"), finish_reason=reason)
+        for index, tokens in zip(itertools.count(), done, strict=False)
+    )
+    return RequestOutput(job.request.request_id, completions, len(job.request.prompt), num_cached_tokens=0)

@@ -1,0 +1,209 @@
+"""
+From a delivery to a request: fetch, parse, check, render, tokenise, count.
+
+Runs on a pool of threads and touches nothing but the object store. Every fault of a job is a
+typed failure of that job alone.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import structlog
+
+from engine.errors import EmptyPrompt, PromptTooLong, RequestError
+from engine.request import Request, TokenIds
+from engine.sampling_params import SamplingParams
+from pagemill.errors import InvalidJob, ObjectNotFound, ObjectStoreError
+from pagemill.messages import Delivery
+from pagemill.object_store import ObjectStore
+from pagemill.schema import LANES, Failure, Job, Options
+from worker.engine_port import Tokenizer
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """A job that the engine can take; `resumed_chars` of its text were generated before."""
+
+    delivery: Delivery
+    request: Request
+    job: Job
+    resumed_chars: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A job that can never succeed, and why; `job` is None where it cannot even be read."""
+
+    delivery: Delivery
+    failure: Failure
+    job: Job | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Deferred:
+    """A job whose payload cannot be read now."""
+
+    delivery: Delivery
+    why: str
+
+
+Prepared = Accepted | Refused | Deferred
+
+
+@dataclass(frozen=True, slots=True)
+class Intake:
+    """
+    What turns deliveries into requests; shared by the threads of the pool.
+
+    Args:
+        models: Names that this worker answers to.
+        fingerprint: Names model, weights, tokenizer and dtype: tokens of another are not resumed.
+        store: Where large payloads lie; None where the operator gave none.
+    """
+
+    tokenizer: Tokenizer
+    models: frozenset[str]
+    max_model_len: int
+    fingerprint: str
+    store: ObjectStore | None = None
+
+    def prepare(self, deliveries: Sequence[Delivery]) -> list[Prepared]:
+        """Prepare each delivery by itself; in order, none left out."""
+        return [self._prepare(delivery) for delivery in deliveries]
+
+    def checkpoint_meta(self, prompt: TokenIds) -> str:
+        """What must be equal for tokens of a checkpoint to continue this prompt."""
+        digest = hashlib.blake2b(prompt.tobytes(), digest_size=16).hexdigest()
+        return f"{self.fingerprint}:{digest}"
+
+    def _prepare(self, delivery: Delivery) -> Prepared:
+        job = None
+        try:
+            job = Job.parse(self._payload(delivery))
+            request = self._request(delivery, job)
+        except (InvalidJob, RequestError) as error:
+            return Refused(delivery, Failure.model_validate({"code": error.code, "message": str(error)}), job)
+        except ObjectNotFound as error:
+            return Refused(delivery, Failure(code="lost_payload", message=str(error)))
+        except ObjectStoreError as error:
+            return Deferred(delivery, str(error))
+        except Exception as error:
+            # a fault of ours, met on one job's data: that job pays, the others go on
+            log.exception("job.intake_failed", job_id=delivery.job_id)
+            message = f"the worker could not read the job: {type(error).__name__}: {error}"
+            return Refused(delivery, Failure(code="engine_error", message=message), job)
+        return Accepted(delivery, request, job, self._resumed_chars(request))
+
+    def _payload(self, delivery: Delivery) -> bytes:
+        if delivery.payload is not None:
+            return delivery.payload
+        if not delivery.payload_ref:
+            raise InvalidJob("lost_payload", "the job has neither a payload nor a reference to one")
+        if self.store is None:
+            message = f"the payload is at {delivery.payload_ref} and this worker has no object store: set object_store"
+            raise ObjectStoreError(message)
+        return self.store.get(delivery.payload_ref)
+
+    def _request(self, delivery: Delivery, job: Job) -> Request:
+        if job.model is not None and job.model not in self.models:
+            known = ", ".join(sorted(self.models))
+            raise InvalidJob("unknown_model", f"the job asks for model {job.model!r}; this queue serves {known}")
+        if job.result_store == "object" and self.store is None:
+            raise InvalidJob("not_supported", "result_store is object and this worker has no object store")
+        prompt = fit(self._tokenise(job), job.options, self.max_model_len, self.tokenizer.bos_token_id)
+        return Request(
+            request_id=delivery.job_id,
+            prompt=prompt,
+            params=sampling_params(job.options, delivery.seed),
+            resumed=self._resumed(delivery, prompt, job.options),
+            priority=LANES.index(job.lane),
+            stream=delivery.stream_tokens,
+        )
+
+    def _resumed_chars(self, request: Request) -> int:
+        if not (request.stream and request.resumed):
+            return 0
+        return len(self.tokenizer.decode(request.resumed[0], skip_special_tokens=request.params.skip_special_tokens))
+
+    def _tokenise(self, job: Job) -> TokenIds:
+        if isinstance(job.prompt, tuple):
+            if not 0 <= min(job.prompt) <= max(job.prompt) < self.tokenizer.vocab_size:
+                message = f"prompt: a token id lies outside the vocabulary of {self.tokenizer.vocab_size:,}"
+                raise InvalidJob("invalid_job", message)
+            return np.asarray(job.prompt, dtype=np.int32)
+        if job.prompt is not None:
+            return self.tokenizer.encode(job.prompt)
+        return self.tokenizer.encode_chat([message.model_dump() for message in job.messages or ()])
+
+    def _resumed(self, delivery: Delivery, prompt: TokenIds, options: Options) -> tuple[tuple[int, ...], ...]:
+        if not delivery.checkpoint or not resumable(options):
+            return ()
+        if delivery.checkpoint_meta != self.checkpoint_meta(prompt):
+            log.info("job.checkpoint_ignored", job_id=delivery.job_id, why="another model or prompt")
+            return ()
+        tokens = np.frombuffer(delivery.checkpoint, dtype="<i4")
+        return (tuple(tokens[: options.max_tokens].tolist()),)
+
+
+def resumable(options: Options) -> bool:
+    """Whether tokens alone are enough to continue: log-probabilities and several answers are not kept."""
+    return options.n == 1 and options.logprobs is None and options.prompt_logprobs is None
+
+
+def fit(prompt: TokenIds, options: Options, max_model_len: int, bos_token_id: int | None) -> TokenIds:
+    """
+    Return the prompt, cut where the job asks for it so that `max_tokens` of answer fit.
+
+    A BOS token in front stays when the left end is cut: models answer badly without it.
+
+    Raises:
+        EmptyPrompt: when there is no token.
+        PromptTooLong: when no answer token fits and the job does not say what to cut.
+    """
+    if len(prompt) == 0:
+        raise EmptyPrompt("the prompt has no token: give at least one character that the tokenizer knows")
+    if options.truncate == "error":
+        if len(prompt) >= max_model_len:
+            raise PromptTooLong(
+                f"the prompt has {len(prompt):,} tokens and the model takes {max_model_len - 1:,} and one of answer: "
+                "shorten it, or set truncate to left or right"
+            )
+        return prompt
+    room = max(1, max_model_len - options.max_tokens)
+    if len(prompt) <= room:
+        return prompt
+    if options.truncate == "right":
+        return prompt[:room]
+    cut = prompt[-room:]
+    if bos_token_id is not None and prompt[0] == bos_token_id:
+        cut = np.concatenate([prompt[:1], cut[1:]])
+    return cut
+
+
+def sampling_params(options: Options, seed: int) -> SamplingParams:
+    """The engine's parameters for a job's options; `seed` is the queue's, for jobs without their own."""
+    return SamplingParams(
+        n=options.n,
+        max_tokens=options.max_tokens,
+        min_tokens=options.min_tokens,
+        temperature=options.temperature,
+        top_k=options.top_k,
+        top_p=options.top_p,
+        min_p=options.min_p,
+        repetition_penalty=options.repetition_penalty,
+        presence_penalty=options.presence_penalty,
+        frequency_penalty=options.frequency_penalty,
+        logit_bias=options.logit_bias,
+        seed=seed if options.seed is None else options.seed,
+        stop=options.stop,
+        stop_token_ids=options.stop_token_ids,
+        ignore_eos=options.ignore_eos,
+        include_stop_str_in_output=options.include_stop_str_in_output,
+        skip_special_tokens=options.skip_special_tokens,
+        logprobs=options.logprobs,
+        prompt_logprobs=options.prompt_logprobs,
+    )

@@ -1,0 +1,204 @@
+"""
+The way of a job through this process: pulled, prepared, computed, ended.
+
+Everything here runs on the event loop and in batches: no job has a task of its own.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import structlog
+
+from engine.errors import RequestError
+from engine.request import Request, RequestOutput
+from pagemill.messages import Delivery
+from pagemill.schema import Failure, ResultStatus
+from worker.engine_port import Engine
+from worker.engine_thread import EngineThread, Turn
+from worker.intake import Accepted, Deferred, Intake, Prepared, Refused
+from worker.leases import Held, Leases
+from worker.puller import Transit
+from worker.sinks import Ended, Sink
+from worker.streams import TokenStreams
+
+log = structlog.get_logger(__name__)
+
+# deliveries that one thread of the pool prepares in one go
+INTAKE_BATCH = 16
+
+
+class Jobs:
+    """
+    Moves jobs from the pull to the sink.
+
+    Args:
+        max_attempts: A job that workers ended under so many times is failed, not run again.
+        on_change: Called when there may be room for more jobs, or none is left.
+        defer: Puts a job off whose payload cannot be read now.
+    """
+
+    def __init__(
+        self,
+        *,
+        leases: Leases,
+        intake: Intake,
+        pool: ThreadPoolExecutor,
+        engine: EngineThread,
+        sink: Sink,
+        streams: TokenStreams,
+        max_attempts: int,
+        on_change: Callable[[], None],
+        defer: Callable[[Held, str], None],
+    ) -> None:
+        self._leases = leases
+        self._intake = intake
+        self._pool = pool
+        self._engine = engine
+        self._sink = sink
+        self._streams = streams
+        self._max_attempts = max_attempts
+        self._on_change = on_change
+        self._defer = defer
+
+        # estimated tokens of jobs that the engine's capacity does not know of yet
+        self._transit: dict[str, int] = {}
+
+    @property
+    def transit(self) -> Transit:
+        return Transit(len(self._transit), sum(self._transit.values()))
+
+    def receive(self, deliveries: Sequence[Delivery]) -> None:
+        """Take what was pulled and send it through the intake."""
+        fresh = []
+        for held in self._leases.hold(deliveries):
+            if held.delivery.attempt > self._max_attempts:
+                self._give_up(held)
+            else:
+                fresh.append(held.delivery)
+                self._transit[held.delivery.job_id] = held.delivery.tokens
+        loop = asyncio.get_running_loop()
+        for start in range(0, len(fresh), INTAKE_BATCH):
+            batch = fresh[start : start + INTAKE_BATCH]
+            loop.run_in_executor(self._pool, self._intake.prepare, batch).add_done_callback(self._on_prepared)
+
+    def on_turns(self, turns: Iterable[Turn]) -> None:
+        """Take what the engine gave."""
+        for turn in turns:
+            for job_id in turn.added:
+                self._transit.pop(job_id, None)
+                if held := self._leases.get(job_id):
+                    held.in_engine = True
+            for job_id, error in turn.rejected:
+                self._reject(job_id, error)
+            for delta in turn.deltas:
+                if held := self._leases.get(delta.request_id):
+                    self._streams.put(held, delta)
+            for output in turn.finished:
+                self._finish(output.request_id, "done", output)
+        self._on_change()
+
+    async def stop(self, job_ids: Iterable[str], status: ResultStatus) -> None:
+        """End jobs that were cancelled or are past their deadline; what they have of text is kept."""
+        open_jobs = {job_id for job_id in job_ids if (held := self._leases.get(job_id)) and not held.settled}
+        if not open_jobs:
+            return
+        outputs = await self._engine.call(partial(_abort, open_jobs))
+        for job_id in open_jobs:
+            held = self._leases.get(job_id)
+            # not in the engine: it has not come there yet, or its output is on the way to us
+            if job_id in outputs or (held and held.request is None):
+                self._finish(job_id, status, outputs.get(job_id))
+
+    async def forget(self, job_ids: Iterable[str]) -> None:
+        """Drop jobs that belong to another worker now."""
+        lost = [job_id for job_id in job_ids if self._drop(job_id)]
+        if lost:
+            await self._engine.call(partial(_abort, lost))
+            self._on_change()
+
+    async def take_unstarted(self) -> list[Held]:
+        """Take back all jobs of which nothing has been computed."""
+        in_engine = {held.delivery.job_id for held in self._leases if held.request and not held.settled}
+        unstarted = await self._engine.call(partial(_abort_unstarted, in_engine))
+        jobs = [held for held in self._leases if not held.settled]
+        return self._take(held for held in jobs if not held.request or held.delivery.job_id in unstarted)
+
+    async def take_all(self) -> list[Held]:
+        """Take back all jobs that have not ended."""
+        open_jobs = [held for held in self._leases if not held.settled]
+        await self._engine.call(partial(_abort, [held.delivery.job_id for held in open_jobs]))
+        return self._take(held for held in open_jobs if not held.settled)
+
+    def abandon(self) -> list[Held]:
+        """Take back all jobs that have not ended, when the engine is gone."""
+        return self._take(held for held in self._leases if not held.settled)
+
+    def _take(self, jobs: Iterable[Held]) -> list[Held]:
+        return [held for held in jobs if self._drop(held.delivery.job_id)]
+
+    def _drop(self, job_id: str) -> bool:
+        self._transit.pop(job_id, None)
+        return self._leases.drop(job_id) is not None
+
+    def _on_prepared(self, future: "asyncio.Future[list[Prepared]]") -> None:
+        if future.cancelled():
+            return
+        requests: list[Request] = []
+        for prepared in future.result():
+            held = self._leases.get(prepared.delivery.job_id)
+            # handed back, lost or cancelled while a thread had it
+            if held is None or held.settled or held.request is not None:
+                continue
+            match prepared:
+                case Accepted():
+                    held.job, held.request = prepared.job, prepared.request
+                    held.saved_bytes = len(prepared.delivery.checkpoint) if prepared.request.resumed else 0
+                    held.text_offsets = {0: prepared.resumed_chars} if prepared.resumed_chars else {}
+                    requests.append(prepared.request)
+                case Refused():
+                    log.info("job.refused", job_id=held.delivery.job_id, code=prepared.failure.code)
+                    held.job = prepared.job
+                    self._end(Ended(held, "failed", failure=prepared.failure))
+                case Deferred() if held.delivery.attempt < self._max_attempts:
+                    self._drop(held.delivery.job_id)
+                    self._defer(held, prepared.why)
+                case Deferred():
+                    self._end(Ended(held, "failed", failure=Failure(code="lost_payload", message=prepared.why)))
+        if requests:
+            self._engine.add(requests)
+
+    def _finish(self, job_id: str, status: ResultStatus, output: RequestOutput | None) -> None:
+        held = self._leases.get(job_id)
+        if held is not None and not held.settled:
+            self._end(Ended(held, status, output))
+
+    def _reject(self, job_id: str, error: RequestError) -> None:
+        held = self._leases.get(job_id)
+        if held is not None and not held.settled:
+            failure = Failure.model_validate({"code": error.code, "message": str(error)})
+            log.info("job.refused", job_id=job_id, code=error.code)
+            self._end(Ended(held, "failed", failure=failure))
+
+    def _give_up(self, held: Held) -> None:
+        log.error("job.given_up", job_id=held.delivery.job_id, attempt=held.delivery.attempt)
+        message = f"workers ended {self._max_attempts} times while the job was in their hands: it is given up"
+        self._end(Ended(held, "failed", failure=Failure(code="engine_error", message=message)))
+
+    def _end(self, ended: Ended) -> None:
+        self._transit.pop(ended.held.delivery.job_id, None)
+        if ended.held.delivery.stream_tokens:
+            self._streams.end(ended)
+        else:
+            self._sink.put(ended)
+
+
+def _abort(job_ids: Iterable[str], engine: Engine) -> dict[str, RequestOutput]:
+    outputs = {job_id: engine.abort(job_id) for job_id in job_ids}
+    return {job_id: output for job_id, output in outputs.items() if output is not None}
+
+
+def _abort_unstarted(job_ids: Iterable[str], engine: Engine) -> set[str]:
+    unstarted = {job_id for job_id in job_ids if not engine.num_started(job_id)}
+    return set(_abort(unstarted, engine))

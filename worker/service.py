@@ -1,0 +1,378 @@
+"""
+The worker's loops, and its end, told in order.
+
+Everything runs on one event loop; the engine has its own thread, the intake a pool. Each job is
+in the table of leases from its pull to its result, and leaves it in one of three ways: finished,
+handed back, or lost to another worker.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+from pagemill.consumer import Consumer
+from pagemill.errors import QueueUnavailable
+from pagemill.messages import Outcome
+from pagemill.object_store import ObjectStore
+from worker.engine_port import Engine
+from worker.engine_thread import EngineGone, EngineThread
+from worker.heartbeat import Heartbeat
+from worker.intake import Intake
+from worker.jobs import Jobs
+from worker.leases import Held, Leases
+from worker.puller import LookAhead, decide
+from worker.results import ResultMaker
+from worker.sinks import Sink, keep_trying
+from worker.streams import TokenStreams
+from worker.sweeper import sweep_forever
+
+log = structlog.get_logger(__name__)
+
+# a full sink means that a server is away: what is pulled then could not be answered
+MAX_UNWRITTEN = 512
+# how long an idle worker trusts the doorbell; a ring can be lost with a connection
+IDLE_WAIT_S = 1.0
+RETRY_DELAY_MS = 1000
+MAX_RETRY_DELAY_MS = 60_000
+# time for the last results once nothing runs any more
+FLUSH_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceOptions:
+    """
+    How the service treats its jobs.
+
+    Args:
+        lease_s: A worker that is silent for so long loses its jobs.
+        drain_s: How long running jobs may go on after SIGTERM.
+        inline_result_bytes: Larger results go to the object store.
+        max_attempts: A job that workers ended under so many times is failed.
+        intake_threads: Threads that read and tokenise.
+    """
+
+    lease_s: float
+    drain_s: float
+    look_ahead: LookAhead
+    inline_result_bytes: int = 65536
+    max_attempts: int = 8
+    intake_threads: int = 2
+
+
+class Service:
+    """
+    Serves a queue with one engine until it is told to stop.
+
+    `stop` may be called at any time, as from a signal handler; called twice, running jobs go
+    back to the queue at once.
+    """
+
+    def __init__(
+        self,
+        *,
+        consumer: Consumer,
+        engine: Engine,
+        intake: Intake,
+        results: ResultMaker,
+        store: ObjectStore | None,
+        heartbeat: Heartbeat,
+        options: ServiceOptions,
+    ) -> None:
+        self.num_done = 0
+        self._consumer = consumer
+        self._options = options
+        self._heartbeat = heartbeat
+        self._engine = EngineThread(engine, on_turns=self._on_turns, on_crash=self._fail)
+        self._leases = Leases(consumer, self._engine, intake, lease_s=options.lease_s)
+        self._sink = Sink(
+            consumer, store, results, inline_bytes=options.inline_result_bytes, on_settled=self._on_settled
+        )
+        self._streams = TokenStreams(consumer, self._sink)
+        self._pool = ThreadPoolExecutor(options.intake_threads, thread_name_prefix="intake")
+        self._jobs = Jobs(
+            leases=self._leases,
+            intake=intake,
+            pool=self._pool,
+            engine=self._engine,
+            sink=self._sink,
+            streams=self._streams,
+            max_attempts=options.max_attempts,
+            on_change=self._on_change,
+            defer=self._defer,
+        )
+
+        self._changed = asyncio.Event()
+        self._stopping = asyncio.Event()
+        self._hurry = asyncio.Event()
+        self._crash: BaseException | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._bell: asyncio.Task[None] | None = None
+
+    @property
+    def healthy(self) -> bool:
+        return self._engine.alive
+
+    @property
+    def ready(self) -> bool:
+        return self._engine.alive and not self._stopping.is_set()
+
+    def stop(self) -> None:
+        """Begin to drain; a second call skips the waiting."""
+        if self._stopping.is_set():
+            log.warning("drain.hurried", held=len(self._leases))
+            self._hurry.set()
+        self._stopping.set()
+        self._changed.set()
+
+    async def run(self) -> None:
+        """
+        Work until stopped, then drain.
+
+        Raises:
+            The exception that ended the engine or one of the loops, after all jobs were handed back.
+        """
+        # a callback that fails leaves a job in mid-air: as fatal as a loop that fails
+        asyncio.get_running_loop().set_exception_handler(self._on_loop_error)
+        self._engine.start()
+        log.info("worker.started", queue_lease_s=self._options.lease_s)
+        pulling = self._start(self._pull())
+        for loop in (
+            self._renew(),
+            self._beat(),
+            self._sink.run(),
+            self._streams.run(),
+            sweep_forever(self._consumer, every_s=min(5.0, self._options.lease_s / 4)),
+        ):
+            self._start(loop)
+        await self._stopping.wait()
+        try:
+            await self._drain(pulling)
+        finally:
+            await self._close()
+        if self._crash is not None:
+            raise self._crash
+
+    async def _drain(self, pulling: "asyncio.Task[None]") -> None:
+        """
+        Stop without losing a job: what runs may finish, what waits goes back.
+
+        Dying at any line is safe: an entry that is not finished is claimed by a peer when its
+        lease has run out, and a late finish of ours is fenced off. Leases go on being renewed
+        to the end, else a peer would run the same jobs.
+        """
+        log.info("drain.started", held=len(self._leases), grace_s=self._options.drain_s)
+        await asyncio.wait([pulling])
+        self._stop_listening()
+
+        # back to the queue before we wait: a peer can start these now
+        with contextlib.suppress(EngineGone):
+            await self._release(await self._jobs.take_unstarted(), "unstarted")
+
+        await self._until(lambda: self._hurry.is_set() or not self._unfinished(), self._options.drain_s)
+
+        if self._unfinished():
+            await self._hand_back_running()
+
+        # what has ended is in the table until its result is written
+        await self._until(lambda: not len(self._leases), FLUSH_S)
+        log.info("drain.finished", jobs_done=self.num_done, unwritten=len(self._sink))
+
+    async def _until(self, condition: Callable[[], bool], timeout_s: float) -> None:
+        """Wait for a condition that changes with the jobs, or for as long as it may take."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while not condition():
+                    self._changed.clear()
+                    await self._changed.wait()
+
+    async def _hand_back_running(self) -> None:
+        """Give the rest back, with what it has generated: whoever takes a job continues it."""
+        try:
+            await self._leases.renew(all_checkpoints=True)
+        except (QueueUnavailable, EngineGone) as error:
+            log.warning("drain.not_checkpointed", error=str(error))
+        try:
+            await self._release(await self._jobs.take_all(), "running")
+        except EngineGone:
+            await self._abandon()
+
+    async def _abandon(self) -> None:
+        """
+        Give back what a dead engine had.
+
+        What it had taken may have killed it: that counts as an attempt, so that a poisonous
+        job is given up in the end. The others go back as they are.
+        """
+        jobs = self._jobs.abandon()
+        await self._release([held for held in jobs if held.request is None], "unstarted")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FLUSH_S):
+                for held in jobs:
+                    if held.request is not None:
+                        await self._retry(held, f"the engine failed: {self._crash}")
+
+    async def _close(self) -> None:
+        if not self._crash:
+            await self._engine.stop()
+        # a cancel that meets a reply just read can get lost inside the Redis client: ask until all have ended
+        while self._tasks:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.wait(self._tasks, timeout=0.2)
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        with contextlib.suppress(QueueUnavailable):
+            await self._consumer.leave()
+
+    async def _pull(self) -> None:
+        """Claim what fits, as often as something has changed."""
+        pause_s = 0.1
+        while not self._stopping.is_set():
+            self._changed.clear()
+            ask = decide(self._engine.capacity, self._jobs.transit, self._options.look_ahead)
+            if ask is None or len(self._sink) > MAX_UNWRITTEN:
+                # a ring wakes one worker: let it be one that has room
+                self._stop_listening()
+                await self._wait_for_change(IDLE_WAIT_S)
+                continue
+            try:
+                deliveries = await self._consumer.pull(
+                    max_jobs=ask.max_jobs,
+                    max_tokens=ask.max_tokens,
+                    job_cap_tokens=self._engine.capacity.total_tokens,
+                )
+                if deliveries:
+                    self._jobs.receive(deliveries)
+                else:
+                    await self._wait_for_work()
+                pause_s = 0.1
+            except QueueUnavailable as error:
+                log.warning("pull.failed", error=str(error), retry_s=pause_s)
+                await self._wait_for_change(pause_s)
+                pause_s = min(5.0, 2 * pause_s)
+
+    async def _listen(self) -> None:
+        try:
+            await self._consumer.wait_for_work(IDLE_WAIT_S)
+        except QueueUnavailable:
+            # the next pull meets the same trouble, and pauses
+            await asyncio.sleep(0.1)
+        self._bell = None
+        self._changed.set()
+
+    def _stop_listening(self) -> None:
+        if self._bell is not None:
+            self._bell.cancel()
+            self._bell = None
+
+    async def _wait_for_change(self, timeout_s: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._changed.wait(), timeout_s)
+
+    async def _wait_for_work(self) -> None:
+        """Wait for the doorbell, or for room: a job that did not fit may fit now."""
+        # the bell goes on listening when room comes first: to stop it costs its connection
+        if self._bell is None:
+            self._bell = self._start(self._listen())
+        await self._wait_for_change(2 * IDLE_WAIT_S)
+
+    async def _renew(self) -> None:
+        """Keep the leases, and act on what the queue says of our jobs."""
+        pause_s = self._leases.renew_every_s
+        while True:
+            await asyncio.sleep(pause_s)
+            try:
+                renewal = await self._leases.renew()
+                if renewal.lost:
+                    log.warning("leases.lost", jobs=len(renewal.lost))
+                    await self._jobs.forget(renewal.lost)
+                await self._jobs.stop(renewal.cancelled, "cancelled")
+                await self._jobs.stop(renewal.expired, "expired")
+                pause_s = self._leases.renew_every_s
+            except QueueUnavailable as error:
+                log.warning("leases.not_renewed", error=str(error))
+                pause_s = self._leases.renew_every_s / 4
+            except EngineGone:
+                return
+
+    async def _beat(self) -> None:
+        while True:
+            fields = self._heartbeat.fields(
+                self._engine.stats,
+                self._engine.capacity,
+                num_held=len(self._leases),
+                num_done=self.num_done,
+                draining=self._stopping.is_set(),
+            )
+            try:
+                await self._consumer.heartbeat(fields)
+            except QueueUnavailable as error:
+                log.warning("heartbeat.failed", error=str(error))
+            await asyncio.sleep(min(1.0, self._leases.renew_every_s))
+
+    def _on_turns(self, turns: Sequence[Any]) -> None:
+        self._jobs.on_turns(turns)
+
+    def _on_change(self) -> None:
+        self._changed.set()
+
+    def _on_settled(self, held: Held, outcome: Outcome) -> None:
+        job_id = held.delivery.job_id
+        if self._leases.get(job_id) is held:
+            self._leases.drop(job_id)
+        if outcome in ("done", "duplicate"):
+            self.num_done += 1
+        else:
+            log.warning("result.dropped", job_id=job_id, outcome=outcome)
+        self._changed.set()
+
+    def _defer(self, held: Held, why: str) -> None:
+        self._start(self._retry(held, why))
+
+    async def _retry(self, held: Held, why: str) -> None:
+        log.warning("job.retried", job_id=held.delivery.job_id, attempt=held.delivery.attempt, why=why)
+        delay_ms = min(MAX_RETRY_DELAY_MS, RETRY_DELAY_MS * 2**held.delivery.attempt)
+        await keep_trying("job.retry", lambda: self._consumer.retry(held.delivery, delay_ms=delay_ms, why=why))
+
+    async def _release(self, jobs: Iterable[Held], which: str) -> None:
+        deliveries = [held.delivery for held in jobs]
+        if not deliveries:
+            return
+        try:
+            async with asyncio.timeout(FLUSH_S):
+                released = await keep_trying("jobs.release", lambda: self._consumer.release(deliveries))
+            log.info("drain.handed_back", which=which, jobs=len(deliveries), released=released)
+        except TimeoutError:
+            log.error("drain.not_handed_back", which=which, jobs=len(deliveries), why="their leases will run out")
+
+    def _unfinished(self) -> bool:
+        return any(not held.settled for held in self._leases)
+
+    def _start(self, coroutine: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        task = asyncio.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._on_task_done)
+        return task
+
+    def _on_task_done(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fail(error)
+
+    def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        if isinstance(error := context.get("exception"), Exception):
+            self._fail(error)
+        else:
+            loop.default_exception_handler(context)
+
+    def _fail(self, error: BaseException) -> None:
+        """The engine or a loop is broken: hand everything back and end."""
+        log.critical("worker.failed", error=str(error), exc_info=error)
+        self._crash = self._crash or error
+        self._hurry.set()
+        self._stopping.set()
+        self._changed.set()

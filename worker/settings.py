@@ -1,0 +1,129 @@
+"""The worker's settings: flags over PAGEMILL_* over pagemill.toml."""
+
+import re
+from collections.abc import Sequence
+from difflib import get_close_matches
+from typing import Any, Literal, Self
+
+from pydantic import ByteSize, Field
+from pydantic_settings import CliSettingsSource
+from pydantic_settings.exceptions import SettingsError as ParserError
+
+from pagemill.errors import SettingsError
+from pagemill.settings import ClientSettings
+
+
+class WorkerSettings(ClientSettings):
+    """
+    Runs one engine that serves one queue, until SIGTERM.
+
+    Every setting is a flag, a PAGEMILL_<NAME> in the environment, or a line of pagemill.toml,
+    in this order of precedence. Sizes take units, as 2GiB.
+    """
+
+    # the queue
+    redis_url: str = Field("redis://localhost:6379/0", description="The queue's server.")
+    queue: str = Field("default", description="Name of the queue; it serves one model.")
+    object_store: str | None = Field(
+        None, description="Where large payloads and results are: file:///folder or s3://bucket/prefix."
+    )
+    max_queued_tokens: int = Field(
+        1_000_000_000, ge=0, description="For clients in the same file: submits are refused above so many tokens."
+    )
+    lease_s: float = Field(30.0, ge=0.5, description="A worker that is silent for so long loses its jobs to its peers.")
+    drain_s: float = Field(20.0, ge=0, description="How long running jobs may go on after SIGTERM.")
+    look_ahead_jobs: int | None = Field(
+        None, ge=0, description="Jobs claimed beyond what fits now; unset: an eighth of max_num_seqs, 4 at least."
+    )
+    inline_result_bytes: ByteSize = Field(
+        ByteSize(65536), description="Larger results go to the object store, where there is one."
+    )
+    max_attempts: int = Field(
+        8, ge=1, description="A job under which workers ended so many times is failed, not run again."
+    )
+    allow_unsafe_redis: bool = Field(False, description="Start even if the server's settings can lose jobs.")
+
+    # the engine
+    engine: Literal["paged", "fake"] = Field(
+        "paged", description='"fake" answers with letters at a set speed: for load tests of a queue.'
+    )
+    model: str | None = Field(None, description="A folder, a .gguf file, a name of `pagemill models list`, a hub id.")
+    served_model_name: str | None = Field(None, description="The name that jobs ask for; unset: the model's own.")
+    dtype: Literal["auto", "float32", "float64", "bfloat16", "float16"] = Field(
+        "auto", description="What the model computes in; auto is float32 on a CPU."
+    )
+    block_size: int = Field(16, ge=1, description="Tokens of one KV block.")
+    max_num_seqs: int = Field(64, ge=1, description="Most sequences that run at once.")
+    max_num_batched_tokens: int = Field(512, ge=1, description="Token budget of one step.")
+    max_model_len: int | None = Field(
+        None, ge=2, description="Longest prompt plus answer; unset: the model's own limit."
+    )
+    kv_cache_bytes: ByteSize | None = Field(
+        None, description="Size of the KV cache; unset: a quarter of the free memory, 2 GiB at most."
+    )
+    swap_space_bytes: ByteSize | None = Field(
+        None, description="Host memory for preempted sequences; unset: a tenth of the free memory, 1 GiB at most."
+    )
+    prefix_caching: bool = Field(True, description="Find KV blocks of equal prompts again.")
+    shared_tenants: bool = Field(
+        False, description="Parties that do not trust each other share the cache: use a hash that nobody can collide."
+    )
+    preemption: Literal["auto", "swap", "recompute"] = Field(
+        "auto", description="How blocks are won back under pressure; auto takes the cheaper way."
+    )
+    load_format: Literal["auto", "dummy"] = Field("auto", description='"dummy" runs the model with random weights.')
+    num_threads: int | None = Field(None, ge=1, description="Threads of the CPU backend; unset: torch decides.")
+
+    # the fake engine
+    fake_tokens_per_s: float | None = Field(
+        None, gt=0, description="Speed of the fake engine, over all jobs; unset: at once."
+    )
+    fake_kv_tokens: int = Field(131072, ge=1, description="Size of the fake engine's KV cache, in tokens.")
+
+    # the process
+    intake_threads: int = Field(2, ge=1, description="Threads that read and tokenise jobs.")
+    health_port: int | None = Field(
+        None, ge=0, le=65535, description="Serve /healthz and /readyz there; 0 lets the system choose a port."
+    )
+    health_host: str = Field("127.0.0.1", description="Address of the health endpoint; 0.0.0.0 in a container.")
+    log_format: Literal["auto", "text", "json"] = Field(
+        "auto", description="auto is text on a terminal and JSON lines elsewhere."
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="What is logged.")
+
+    @classmethod
+    def read(cls, flags: Sequence[str]) -> Self:
+        """
+        The settings of a command line; prints the help and exits where it asks for that.
+
+        Raises:
+            SettingsError: a flag or setting is unknown, and the nearest known one; or a value is wrong.
+        """
+        return cls.load(**_parse(cls, flags))
+
+
+def _parse(settings: type[WorkerSettings], flags: Sequence[str]) -> dict[str, Any]:
+    try:
+        source: CliSettingsSource[Any] = CliSettingsSource(
+            settings,
+            cli_prog_name="pagemill worker",
+            cli_parse_args=list(flags),
+            cli_kebab_case=True,
+            cli_implicit_flags=True,
+            cli_exit_on_error=False,
+            cli_hide_none_type=True,
+            cli_avoid_json=True,
+        )
+    except ParserError as error:
+        raise SettingsError(_explain(str(error), settings)) from None
+    return source()
+
+
+def _explain(message: str, settings: type[WorkerSettings]) -> str:
+    unknown = re.search(r"unrecognized arguments: (--?[^\s=]+)", message)
+    if unknown is None:
+        return message.removeprefix("error parsing CLI: ")
+    flag = unknown.group(1)
+    known = ["--" + name.replace("_", "-") for name in settings.model_fields]
+    near = get_close_matches(flag.replace("_", "-"), known, n=1)
+    return f"unknown setting {flag}: " + (f"did you mean {near[0]}?" if near else "see --help for all settings")
