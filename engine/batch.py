@@ -81,7 +81,8 @@ def build_batch(step: Step, *, kv_cache: Tensor, windows: Collection[int | None]
         last_token: [max_num_seqs] int64, each slot's newest token: read where it is still in flight.
     """
     chunks = step.chunks
-    order = sorted(range(len(chunks)), key=lambda index: chunks[index].length > 1)
+    # decodes by the length of their sequences, as attention groups them
+    order = sorted(range(len(chunks)), key=lambda index: _place(chunks[index]))
     ordered = [chunks[index] for index in order]
     num_decodes = sum(chunk.length == 1 for chunk in chunks)
     lengths = np.array([chunk.length for chunk in ordered])
@@ -103,10 +104,14 @@ def build_batch(step: Step, *, kv_cache: Tensor, windows: Collection[int | None]
         slot_mapping=torch.from_numpy(slots),
         num_decodes=num_decodes,
         decode=_decode_inputs(ordered[:num_decodes], tables[:num_decodes], kv_cache, windows),
-        prefill=_prefill_inputs(ordered[num_decodes:], tables[num_decodes:], block_size, windows),
+        prefill=_prefill_inputs(ordered[num_decodes:], tables[num_decodes:], kv_cache, windows),
         first_rows=tuple(first_rows.tolist()),
         sample_rows=torch.tensor(sample_rows, dtype=torch.int64),
     )
+
+
+def _place(chunk: Chunk) -> tuple[bool, int]:
+    return chunk.length > 1, chunk.start
 
 
 def _block_tables(chunks: Sequence[Chunk]) -> np.ndarray[tuple[int, int], np.dtype[np.int32]]:
@@ -145,12 +150,12 @@ def _decode_inputs(
 
 
 def _prefill_inputs(
-    chunks: Sequence[Chunk], tables: np.ndarray, block_size: int, windows: Collection[int | None]
+    chunks: Sequence[Chunk], tables: np.ndarray, kv_cache: Tensor, windows: Collection[int | None]
 ) -> PrefillInputs | None:
     if not chunks:
         return None
     block_tables = torch.from_numpy(tables)
     query_start = torch.tensor([0, *(chunk.length for chunk in chunks)], dtype=torch.int32).cumsum(0).int()
     seq_lens = torch.tensor([chunk.start + chunk.length for chunk in chunks], dtype=torch.int32)
-    plans = {window: plan_prefill(block_size, block_tables, query_start, seq_lens, window) for window in set(windows)}
+    plans = {window: plan_prefill(kv_cache, block_tables, query_start, seq_lens, window) for window in set(windows)}
     return PrefillInputs(block_tables, query_start, seq_lens, plans)

@@ -142,6 +142,11 @@ class BlockManager:
                 self._hashes[block] = name
         sequence.num_committed = stop
 
+    def reset_cache(self) -> None:
+        """Forget all cached content; blocks in use stay in use, and are found by nobody new."""
+        self._cached.clear()
+        self._hashes = [None] * self.num_blocks
+
     def discard(self, sequence: Sequence) -> None:
         """Forget the cached content of a sequence's blocks: it is not to be trusted."""
         for block in sequence.block_table:

@@ -260,6 +260,8 @@ class LLMEngine:
     def _handle(self, step: Step, ticket: Ticket, deltas: list[TextDelta]) -> None:
         """Take in one step's result: its tokens, its log-probabilities, and who ended by them."""
         result = ticket.result()
+        # before anyone ends: a short answer may end in the step that computes its prompt
+        self._keep_prompt_logprobs(step, result)
         logprobs = {}
         if result.logprobs:
             pairs = zip(step.sampling, result.logprobs, strict=True)
@@ -275,8 +277,6 @@ class LLMEngine:
                 deltas += self._outputs.deltas(sequence, ended=reason is not None)
             if reason is not None:
                 self._end(live, sequence, reason)
-        if result.prompt_logprobs:
-            self._keep_prompt_logprobs(step, result)
 
     def _keep_prompt_logprobs(self, step: Step, result: StepResult) -> None:
         for index, entries in result.prompt_logprobs.items():

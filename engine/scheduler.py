@@ -139,8 +139,8 @@ class Scheduler:
             self.headroom.preempted()
         else:
             self.headroom.quiet()
-            if not plan.num_stalled:
-                self._admit(plan)
+            # no block is free while a running sequence stalls for one, so this admits nobody then
+            self._admit(plan)
         if not plan.chunks:
             return None
 

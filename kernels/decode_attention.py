@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-# keys and values of one group: what a processor's cache holds beside the rest
-WORKSPACE_BYTES = 4 << 20
+# keys and values of one group: half of a core's share of the processor's cache
+WORKSPACE_BYTES = 2 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +25,14 @@ class DecodeGroup:
     Sequences that one call attends.
 
     Args:
-        start, stop: Their places in `DecodePlan.order`.
+        start, stop: Their places in the order of the plan.
         rows: [2 * num_seqs * num_blocks] int64, their key blocks, then their value blocks, as
             rows of a layer's cache seen as [2 * num_blocks, block_size * num_kv_heads * head_dim].
         mask: [num_seqs, 1, 1, num_slots], 0 where a key is visible, else -inf.
         hidden: int64, the slots of the workspace whose keys or values nobody may see.
+        gathered: The workspace as `rows` fill it.
+        tokens: The same memory, a slot a row.
+        keys, values: The same memory as SDPA reads it, [num_seqs, num_kv_heads, num_slots, head_dim].
     """
 
     start: int
@@ -37,15 +40,23 @@ class DecodeGroup:
     rows: Tensor
     mask: Tensor
     hidden: Tensor
+    gathered: Tensor
+    tokens: Tensor
+    keys: Tensor
+    values: Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class DecodePlan:
-    """What all layers of a step share. `order` is [num_seqs] int64, the sequences by length."""
+    """
+    What all layers of a step share.
 
-    order: Tensor
+    Args:
+        order: [num_seqs] int64, the sequences by padded length, and its inverse; None where they came so.
+    """
+
+    order: tuple[Tensor, Tensor] | None
     groups: tuple[DecodeGroup, ...]
-    workspace: Tensor
 
 
 def decode_attention(
@@ -84,7 +95,8 @@ def plan_decode(kv_cache: Tensor, block_tables: Tensor, seq_lens: Tensor, window
     Group the sequences of a step; arguments as those of `decode_attention`.
 
     A sequence is padded to a length that depends on its own alone, so that its result has the
-    same bits whatever other sequences are there.
+    same bits whatever other sequences are there. Sequences in the order of their lengths save
+    a sort in every layer.
     """
     block_size = kv_cache.shape[3]
     tables, stops = block_tables.numpy(), seq_lens.numpy().astype(np.int64)
@@ -93,23 +105,21 @@ def plan_decode(kv_cache: Tensor, block_tables: Tensor, seq_lens: Tensor, window
     widths = np.array([_padded_width(int(n), block_size) for n in -(-stops // block_size) - first_blocks])
     order = np.argsort(widths, kind="stable")
 
-    slot_bytes = 2 * kv_cache.element_size() * kv_cache.shape[2] * kv_cache.shape[4]
+    members = _split(widths[order], block_size, kv_cache)
+    largest = max((stop - start) * int(widths[order[start]]) for start, stop in members)
+    # one workspace for all: what a group has read is overwritten by the next while it is still hot
+    workspace = kv_cache.new_empty(2 * largest, kv_cache[0, 0].numel())
     groups = []
-    begin = 0
-    while begin < len(order):
-        width = int(widths[order[begin]])
-        fits = max(1, WORKSPACE_BYTES // (width * block_size * slot_bytes))
-        end = min(begin + fits, int(np.searchsorted(widths[order], width, side="right")))
-        members = order[begin:end]
-        columns = first_blocks[members, None] + np.arange(width)
-        blocks = np.take_along_axis(tables[members], np.minimum(columns, tables.shape[1] - 1), axis=1)
+    for start, stop in members:
+        seqs, width = order[start:stop], int(widths[order[start]])
+        columns = first_blocks[seqs, None] + np.arange(width)
+        blocks = np.take_along_axis(tables[seqs], np.minimum(columns, tables.shape[1] - 1), axis=1)
         slots = columns[:, :1] * block_size + np.arange(width * block_size)
-        visible = (slots >= starts[members, None]) & (slots < stops[members, None])
-        groups.append(_group(begin, end, blocks.astype(np.int64), visible, kv_cache))
-        begin = end
-    largest = max(len(group.rows) for group in groups)
-    workspace = kv_cache.new_empty(largest, kv_cache[0, 0].numel())
-    return DecodePlan(torch.from_numpy(order), tuple(groups), workspace)
+        visible = (slots >= starts[seqs, None]) & (slots < stops[seqs, None])
+        groups.append(_group(start, blocks.astype(np.int64), visible, kv_cache, workspace))
+    sorting = torch.from_numpy(order)
+    came_sorted = bool((order[1:] > order[:-1]).all())
+    return DecodePlan(None if came_sorted else (sorting, sorting.argsort()), tuple(groups))
 
 
 def decode_attention_reference(query: Tensor, kv_cache: Tensor, scale: float, plan: DecodePlan) -> Tensor:
@@ -119,22 +129,27 @@ def decode_attention_reference(query: Tensor, kv_cache: Tensor, scale: float, pl
 
     # the query heads of one KV head become rows of one product; 4, 8, ... rows fill the vector units
     group_size = num_heads // num_kv_heads
-    padded = -(-group_size // 4) * 4
-    folded = query.new_zeros(num_seqs, num_kv_heads, padded, head_dim)
-    folded[:, :, :group_size] = query.index_select(0, plan.order).view(num_seqs, num_kv_heads, group_size, head_dim)
+    padding = -group_size % 4
+    if plan.order is not None:
+        query = query.index_select(0, plan.order[0])
+    folded = query.view(num_seqs, num_kv_heads, group_size, head_dim)
+    if padding:
+        folded = F.pad(folded, (0, 0, 0, padding))
 
-    out = torch.empty_like(folded)
+    parts = []
     for group in plan.groups:
-        gathered = plan.workspace[: len(group.rows)]
-        torch.index_select(cache_rows, 0, group.rows, out=gathered)
-        tokens = gathered.view(-1, num_kv_heads * head_dim)
+        torch.index_select(cache_rows, 0, group.rows, out=group.gathered)
         # what was never written may be NaN, and 0 * NaN would reach the sum
-        tokens.index_fill_(0, group.hidden, 0.0)
-        keys, values = tokens.view(2, len(group.mask), -1, num_kv_heads, head_dim).transpose(2, 3)
-        members = slice(group.start, group.stop)
-        out[members] = F.scaled_dot_product_attention(folded[members], keys, values, attn_mask=group.mask, scale=scale)
-    result = torch.empty_like(query)
-    return result.index_copy_(0, plan.order, out[:, :, :group_size].reshape(query.shape))
+        group.tokens.index_fill_(0, group.hidden, 0.0)
+        members = folded[group.start : group.stop]
+        parts.append(
+            F.scaled_dot_product_attention(members, group.keys, group.values, attn_mask=group.mask, scale=scale)
+        )
+    out = parts[0] if len(parts) == 1 else torch.cat(parts)
+    if padding:
+        out = out[:, :, :group_size]
+    out = out.reshape(num_seqs, num_heads, head_dim)
+    return out if plan.order is None else out.index_select(0, plan.order[1])
 
 
 def _padded_width(num_blocks: int, block_size: int) -> int:
@@ -144,17 +159,36 @@ def _padded_width(num_blocks: int, block_size: int) -> int:
     return max(1, -(-num_tokens // step) * step // block_size)
 
 
+def _split(widths: NDArray[np.int64], block_size: int, kv_cache: Tensor) -> list[tuple[int, int]]:
+    """Cut sorted widths into runs of equal ones whose keys and values fit the workspace."""
+    slot_bytes = 2 * kv_cache.element_size() * kv_cache.shape[2] * kv_cache.shape[4]
+    runs = []
+    start = 0
+    while start < len(widths):
+        fits = max(1, WORKSPACE_BYTES // (int(widths[start]) * block_size * slot_bytes))
+        stop = min(start + fits, int(np.searchsorted(widths, widths[start], side="right")))
+        runs.append((start, stop))
+        start = stop
+    return runs
+
+
 def _group(
-    start: int, stop: int, blocks: NDArray[np.int64], visible: NDArray[np.bool_], kv_cache: Tensor
+    start: int, blocks: NDArray[np.int64], visible: NDArray[np.bool_], kv_cache: Tensor, workspace: Tensor
 ) -> DecodeGroup:
-    num_blocks = kv_cache.shape[1]
+    _, num_blocks, num_kv_heads, _, head_dim = kv_cache.shape
     rows = np.concatenate([blocks.ravel(), blocks.ravel() + num_blocks])
     hidden = np.flatnonzero(~visible)
     mask = torch.zeros(visible.shape, dtype=kv_cache.dtype).masked_fill_(torch.from_numpy(~visible), float("-inf"))
+    gathered = workspace[: len(rows)]
+    keys, values = gathered.view(2, *visible.shape, num_kv_heads, head_dim).transpose(2, 3)
     return DecodeGroup(
         start=start,
-        stop=stop,
+        stop=start + len(blocks),
         rows=torch.from_numpy(rows),
         mask=mask[:, None, None],
         hidden=torch.from_numpy(np.concatenate([hidden, hidden + visible.size])),
+        gathered=gathered,
+        tokens=gathered.view(-1, num_kv_heads * head_dim),
+        keys=keys,
+        values=values,
     )

@@ -51,7 +51,7 @@ def _reorder(weight: Tensor) -> Tensor:
 
 
 def _multiply_packed(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    product: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    product: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
     return product
 
 

@@ -23,7 +23,7 @@ class PrefillChunk:
         skipped: Slots at the head of the first prefix block that nobody sees.
         num_prefix: Tokens of the prefix that the chunk sees.
         prefix_blocks: int64, where these lie.
-        mask: [num_tokens, num_prefix + num_tokens] bool, True where visible; None is causal.
+        mask: [num_tokens, num_prefix + num_tokens], 0 where visible, else -inf; None is causal.
     """
 
     start: int
@@ -65,14 +65,15 @@ def prefill_attention(
 
     Source: Dao 2023, arXiv:2307.08691, for the tiling that SDPA does.
     """
-    plan = plan or plan_prefill(kv_cache.shape[3], block_tables, query_start, seq_lens, window)
+    plan = plan or plan_prefill(kv_cache, block_tables, query_start, seq_lens, window)
     return prefill_attention_reference(query, key, value, kv_cache, scale, plan)
 
 
 def plan_prefill(
-    block_size: int, block_tables: Tensor, query_start: Tensor, seq_lens: Tensor, window: int | None = None
+    kv_cache: Tensor, block_tables: Tensor, query_start: Tensor, seq_lens: Tensor, window: int | None = None
 ) -> tuple[PrefillChunk, ...]:
     """Work out what the layers of a step share; arguments as those of `prefill_attention`."""
+    block_size = kv_cache.shape[3]
     bounds = query_start.tolist()
     chunks = []
     for seq, seq_len in enumerate(seq_lens.tolist()):
@@ -87,7 +88,7 @@ def plan_prefill(
                 skipped=begin - first_block * block_size,
                 num_prefix=end - begin,
                 prefix_blocks=block_tables[seq, first_block : -(-end // block_size)].long(),
-                mask=_mask(stop - start, end - begin, window),
+                mask=_mask(stop - start, end - begin, window, kv_cache.dtype),
             )
         )
     return tuple(chunks)
@@ -117,10 +118,12 @@ def prefill_attention_reference(
     return out
 
 
-def _mask(num_tokens: int, num_prefix: int, window: int | None) -> Tensor | None:
+def _mask(num_tokens: int, num_prefix: int, window: int | None, dtype: torch.dtype) -> Tensor | None:
     if num_prefix == 0 and (window is None or num_tokens <= window):
         return None
     rows = torch.arange(num_prefix, num_prefix + num_tokens)[:, None]
     columns = torch.arange(num_prefix + num_tokens)
-    causal = columns <= rows
-    return causal if window is None else causal & (columns > rows - window)
+    hidden = columns > rows
+    if window is not None:
+        hidden |= columns <= rows - window
+    return torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, float("-inf"))

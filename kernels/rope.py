@@ -5,6 +5,7 @@ Halves are rotated (GPT-NeoX order): element i pairs with element i + rotary_dim
 Source: Su et al. 2021, arXiv:2104.09864.
 """
 
+import torch
 from torch import Tensor
 
 from kernels.rms_norm import rms_norm_reference
@@ -12,8 +13,8 @@ from kernels.rms_norm import rms_norm_reference
 
 def rope_and_store(
     qkv: Tensor,
-    cos_sin: Tensor,
-    positions: Tensor,
+    cos: Tensor,
+    sin: Tensor,
     slot_mapping: Tensor,
     kv_cache: Tensor,
     *,
@@ -26,9 +27,9 @@ def rope_and_store(
 
     Args:
         qkv: [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim].
-        cos_sin: [max_positions, rotary_dim], the cosines, then the sines; the rest of a head
-            beyond rotary_dim is not rotated.
-        positions: [num_tokens] int64.
+        cos: [num_tokens, 1, rotary_dim] float32, the cosines of each token's angles, twice over;
+            a head's elements past rotary_dim are not rotated.
+        sin: [num_tokens, 1, rotary_dim] float32, their sines, negated and then plain.
         slot_mapping: [num_tokens] int64, block id * block_size + offset; -1 writes nothing.
         kv_cache: [2, num_blocks, num_kv_heads, block_size, head_dim].
         num_heads: Query heads.
@@ -39,15 +40,13 @@ def rope_and_store(
         Query [num_tokens, num_heads, head_dim], key and value [num_tokens, num_kv_heads, head_dim]:
         views of `qkv`.
     """
-    return rope_and_store_reference(
-        qkv, cos_sin, positions, slot_mapping, kv_cache, num_heads=num_heads, norms=norms, eps=eps
-    )
+    return rope_and_store_reference(qkv, cos, sin, slot_mapping, kv_cache, num_heads=num_heads, norms=norms, eps=eps)
 
 
 def rope_and_store_reference(
     qkv: Tensor,
-    cos_sin: Tensor,
-    positions: Tensor,
+    cos: Tensor,
+    sin: Tensor,
     slot_mapping: Tensor,
     kv_cache: Tensor,
     *,
@@ -63,26 +62,20 @@ def rope_and_store_reference(
     if norms is not None:
         query.copy_(rms_norm_reference(query, norms[0], eps))
         key.copy_(rms_norm_reference(key, norms[1], eps))
-    _rotate(heads[:, :num_rotated], cos_sin.index_select(0, positions).unsqueeze(1))
-    _store(key, value, slot_mapping, kv_cache)
+    rotary_dim = cos.shape[-1]
+    turned = heads[:, :num_rotated, :rotary_dim]
+    swapped = turned.roll(rotary_dim // 2, -1)
+    # in the width of the angles: half precision rounds once, at the copy
+    turned.copy_(torch.addcmul(turned * cos, swapped, sin))
+    _store(heads[:, num_heads:].view(-1, 2, num_kv_heads, head_dim), slot_mapping, kv_cache)
     return query, key, value
 
 
-def _rotate(heads: Tensor, cos_sin: Tensor) -> None:
-    rotary_dim = cos_sin.shape[-1]
-    cos, sin = cos_sin.chunk(2, dim=-1)
-    first, second = heads[..., :rotary_dim].chunk(2, dim=-1)
-    # the table's type where it is wider: half precision rounds once, at the copy
-    turned = first * cos - second * sin
-    second.copy_(second * cos + first * sin)
-    first.copy_(turned)
-
-
-def _store(key: Tensor, value: Tensor, slot_mapping: Tensor, kv_cache: Tensor) -> None:
+def _store(keys_values: Tensor, slot_mapping: Tensor, kv_cache: Tensor) -> None:
     if int(slot_mapping.min()) < 0:
         written = slot_mapping >= 0
-        key, value, slot_mapping = key[written], value[written], slot_mapping[written]
-    block_size = kv_cache.shape[3]
-    blocks, offsets = slot_mapping // block_size, slot_mapping % block_size
-    for cache, rows in zip(kv_cache, (key, value), strict=True):
-        cache.transpose(1, 2).index_put_((blocks, offsets), rows)
+        keys_values, slot_mapping = keys_values[written], slot_mapping[written]
+    # slots as one axis: the memory runs token by token (see engine/kv_cache.py)
+    slots = kv_cache.transpose(2, 3).flatten(1, 2)
+    assert slots.data_ptr() == kv_cache.data_ptr(), "the cache's memory must run token by token"
+    slots.index_copy_(1, slot_mapping, keys_values.transpose(0, 1))

@@ -96,7 +96,7 @@ class AsyncClient:
             ObjectStoreError: its payload is large and cannot be stored.
         """
         made = Job.build(**fields) if job is None else job
-        [accepted] = await self._submit_chunk([made], patience=0.0)
+        [accepted] = await self._submit_ready(await self._prepare_all([made]), patience=0.0)
         return accepted
 
     async def submit_many(self, jobs: Iterable[Job], *, wait_s: float = 0.0) -> list[Accepted]:
@@ -115,12 +115,14 @@ class AsyncClient:
         accepted: list[Accepted] = []
         patience = time.monotonic() + wait_s
         for chunk in in_chunks(jobs):
-            accepted += await self._submit_chunk(chunk, patience)
+            accepted += await self._submit_ready(await self._prepare_all(chunk), patience)
         return accepted
 
-    async def _submit_chunk(self, jobs: Sequence[Job], patience: float) -> list[Accepted]:
+    async def _prepare_all(self, jobs: Sequence[Job]) -> list[Ready]:
         await self._learn_routes(jobs)
-        ready = [await self._prepare(job) for job in jobs]
+        return [await self._prepare(job) for job in jobs]
+
+    async def _submit_ready(self, ready: Sequence[Ready], patience: float) -> list[Accepted]:
         answers = await self._send(ready)
         while True:
             places, retry_s = busy_places(answers)

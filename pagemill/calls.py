@@ -1,8 +1,7 @@
 """The scripts' arguments and replies: the one place that packs and reads them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from pagemill.errors import Busy, Conflict
 from pagemill.keys import QueueKeys
@@ -28,9 +27,12 @@ PULL_LOOKS = 64
 BATCH = 32
 
 
-@dataclass(frozen=True, slots=True)
-class Submission:
-    """A job made ready for the wire; `payload` is empty where `ref` names the object that holds it."""
+class Submission(NamedTuple):
+    """
+    A job made ready for the wire: the script's arguments for it, in their order.
+
+    `payload` is empty where `ref` names the object that holds it.
+    """
 
     job_id: str
     fingerprint: str
@@ -42,7 +44,7 @@ class Submission:
     tokens: int
     timeout_ms: int
     result_ttl_s: int
-    stream: bool
+    stream: int
     seed: int
     metadata: str
 
@@ -54,21 +56,18 @@ def submit(keys: QueueKeys, jobs: Sequence[Submission], max_queued_tokens: int) 
     """A refusal is returned, not raised: the other answers are still to be read."""
     args: list[Arg] = [max_queued_tokens]
     for job in jobs:
-        args += (
-            *(job.job_id, job.fingerprint, job.idempotency, job.payload, job.ref, job.lane, job.tenant, job.tokens),
-            *(job.timeout_ms, job.result_ttl_s, int(job.stream), job.seed, job.metadata),
-        )
+        args += job
 
-    def parse(replies: list[list[bytes]]) -> list[Answer]:
+    def parse(replies: list[list[bytes] | int]) -> list[Answer]:
         return [_answer(keys.queue, job, reply) for job, reply in zip(jobs, replies, strict=True)]
 
     return Call(load("submit"), keys.base, args, parse)
 
 
-def _answer(queue: str, job: Submission, reply: list[bytes]) -> Answer:
-    word = reply[0]
-    if word == b"OK":
+def _answer(queue: str, job: Submission, reply: list[bytes] | int) -> Answer:
+    if isinstance(reply, int):
         return Accepted(job.job_id, "queued", duplicate=False)
+    word = reply[0]
     if word == b"DUP":
         return Accepted(reply[1].decode(), cast(JobState, reply[2].decode()), duplicate=True)
     if word == b"CONFLICT":

@@ -98,7 +98,7 @@ class Client:
             ObjectStoreError: its payload is large and cannot be stored.
         """
         made = Job.build(**fields) if job is None else job
-        [accepted] = self._submit_chunk([made], patience=0.0)
+        [accepted] = self._submit_ready(self._prepare_all([made]), patience=0.0)
         return accepted
 
     def submit_many(self, jobs: Iterable[Job], *, wait_s: float = 0.0) -> list[Accepted]:
@@ -117,12 +117,14 @@ class Client:
         accepted: list[Accepted] = []
         patience = time.monotonic() + wait_s
         for chunk in in_chunks(jobs):
-            accepted += self._submit_chunk(chunk, patience)
+            accepted += self._submit_ready(self._prepare_all(chunk), patience)
         return accepted
 
-    def _submit_chunk(self, jobs: Sequence[Job], patience: float) -> list[Accepted]:
+    def _prepare_all(self, jobs: Sequence[Job]) -> list[Ready]:
         self._learn_routes(jobs)
-        ready = [self._prepare(job) for job in jobs]
+        return [self._prepare(job) for job in jobs]
+
+    def _submit_ready(self, ready: Sequence[Ready], patience: float) -> list[Accepted]:
         answers = self._send(ready)
         while True:
             places, retry_s = busy_places(answers)

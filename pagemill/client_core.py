@@ -1,10 +1,10 @@
 """What the two clients share: all but the sending and the waiting."""
 
 import json
-import secrets
+import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import islice
 from typing import Any
@@ -54,8 +54,8 @@ def prepare(job: Job) -> Submission:
         tokens=job.estimated_tokens(),
         timeout_ms=max(1, round(job.timeout_s * 1000)) if job.timeout_s is not None else 0,
         result_ttl_s=job.result_ttl_s,
-        stream=job.stream,
-        seed=secrets.randbits(63) if seed is None else seed,
+        stream=int(job.stream),
+        seed=int.from_bytes(os.urandom(8)) >> 1 if seed is None else seed,
         metadata=job.model_dump_json(include={"metadata"})[len('{"metadata":') : -1] if job.metadata else "",
     )
 
@@ -67,7 +67,7 @@ def is_large(submission: Submission) -> bool:
 def offload(submission: Submission, store: ObjectStore, queue: str) -> Submission:
     """Put the payload into the store; blocking."""
     url = store.put(f"jobs/{queue}/{submission.job_id}.json", submission.payload)
-    return replace(submission, payload=b"", ref=url)
+    return submission._replace(payload=b"", ref=url)
 
 
 Ready = tuple[QueueKeys, Submission]

@@ -6,6 +6,7 @@ which is right for our scripts that may be repeated and wrong for a PULL, whose 
 have claimed jobs. Such commands go through `send_once`.
 """
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,7 @@ from redis.asyncio import Redis as AsyncRedis
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import ExponentialWithJitterBackoff
 from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
 from pagemill.errors import SettingsError, UnsafeServer
@@ -76,11 +78,16 @@ async def send_once(redis: AsyncRedis, *command: Any, timeout_s: float = SOCKET_
     pool = redis.connection_pool
     connection = await pool.get_connection()
     try:
-        await connection.send_command(*command)
-        return await connection.read_response(timeout=timeout_s)
+        async with asyncio.timeout(timeout_s):
+            await connection.send_command(*command)
+            # its own time-out, which must not come first, would give None and keep the connection
+            return await connection.read_response(timeout=timeout_s + 60)
     except ResponseError:
         # the server's own words: the connection is in step
         raise
+    except TimeoutError:
+        await connection.disconnect(nowait=True)
+        raise RedisTimeoutError(f"no reply within {timeout_s:g} s") from None
     except BaseException:
         await connection.disconnect(nowait=True)
         raise

@@ -152,7 +152,7 @@ class Job(_Versioned):
         try:
             job = cls.model_validate(fields)
         except ValidationError as error:
-            raise InvalidJob(_code_of(error), explain(error)) from None
+            raise InvalidJob("invalid_job", explain(error)) from None
         job.check()
         return job
 
@@ -174,7 +174,7 @@ class Job(_Versioned):
         try:
             job = cls.model_validate_json(payload)
         except ValidationError as error:
-            raise InvalidJob(_code_of(error), explain(error)) from None
+            raise InvalidJob("invalid_job", explain(error)) from None
         job.check()
         return job
 
@@ -197,15 +197,23 @@ class Job(_Versioned):
             raise InvalidJob("empty_prompt", "messages is empty: give at least one message")
 
     def body(self) -> bytes:
-        """As JSON, without id and version: what makes two jobs the same."""
-        return self.model_dump_json(exclude_unset=True, exclude={"id", "version"}).encode()
+        """
+        As JSON, without id and version: what makes two jobs the same.
+
+        Raises:
+            InvalidJob: invalid_encoding, where a text has lone surrogates.
+        """
+        try:
+            return self.model_dump_json(exclude_unset=True, exclude={"id", "version"}).encode()
+        except ValueError as error:
+            raise InvalidJob("invalid_encoding", f"the job cannot be written as UTF-8: {error}") from None
 
     def payload(self) -> bytes:
         """
         As JSON: what was given, and always the version and the id.
 
         Raises:
-            InvalidJob: payload_too_large.
+            InvalidJob: payload_too_large or invalid_encoding.
         """
         return self.wrap(self.body())
 
@@ -293,12 +301,6 @@ class Result(_Versioned):
     def text(self) -> str:
         """The first answer's text; empty where there is none."""
         return self.completions[0].text if self.completions else ""
-
-
-def _code_of(error: ValidationError) -> str:
-    """Lone surrogates are no fault of the schema: nothing could write them."""
-    kinds = {fault["type"] for fault in error.errors(include_url=False, include_context=False)}
-    return "invalid_encoding" if kinds == {"string_unicode"} else "invalid_job"
 
 
 def explain(error: ValidationError) -> str:

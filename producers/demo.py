@@ -9,11 +9,12 @@ far they are, prints the summaries, and stops all that it started, on Ctrl-C too
 
 import argparse
 import json
+import os
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,11 +28,21 @@ from pagemill.errors import PagemillError, WaitTimeout
 from pagemill.schema import Job, Message, Options, Result
 from producers.child import Child
 from producers.local_redis import local_redis
-from producers.progress import Display, Moment, display_for
+from producers.progress import Display, Meter, Moment, display_for
 
 DOCUMENTS = Path(__file__).resolve().parent.parent / "examples" / "documents"
 QUEUE = "demo"
-SYSTEM = "You are an editor. Summarise the user's text in one short sentence that names what matters most."
+SYSTEM = "Provide a concise, objective summary of the input text in one sentence, focusing on the key facts."
+
+DEFAULT_MODEL = "smollm2"
+
+# defaults of the demo's own worker: a cache that its 24 jobs half fill is made in no time, and
+# OpenMP threads that spin while they wait would take the two cores from everyone else
+WORKER_ENVIRON = {
+    "PAGEMILL_KV_CACHE_BYTES": "512MiB",
+    "PAGEMILL_SWAP_SPACE_BYTES": "64MiB",
+    "OMP_WAIT_POLICY": "PASSIVE",
+}
 
 # how often the display moves
 TICK_S = 0.25
@@ -98,9 +109,11 @@ def run(documents: Sequence[Document], options: argparse.Namespace, console: Con
         url = stack.enter_context(local_redis(url=options.redis_url))
         if options.engine == "paged":
             pull_model(options.model)
+        # a model of somebody's own may need more room: the worker then chooses
+        environ = {**WORKER_ENVIRON, **os.environ} if options.model == DEFAULT_MODEL else None
         # the last entered stops first: the worker, while the server still takes its results
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pagemill-demo-")))
-        worker = stack.enter_context(Child(worker_command(url, options), log=folder / "worker.log"))
+        worker = stack.enter_context(Child(worker_command(url, options), log=folder / "worker.log", environ=environ))
         client = stack.enter_context(Client(url, queue=QUEUE))
         jobs = [document.job(options.max_tokens) for document in documents]
         job_ids = [accepted.job_id for accepted in client.submit_many(jobs)]
@@ -145,6 +158,7 @@ def follow(client: Client, job_ids: Sequence[str], worker: Child, display: Displ
         DemoError: the worker ended first.
     """
     results: dict[str, Result] = {}
+    meter = Meter()
     display.show(Moment(0, len(job_ids), "loading the model"))
     while len(results) < len(job_ids):
         if worker.exit_code() is not None:
@@ -153,7 +167,9 @@ def follow(client: Client, job_ids: Sequence[str], worker: Child, display: Displ
             results[result.job_id] = result
         fields = next(iter(client.workers().values()), {})
         if results or "kv_usage" in fields:
-            display.show(_moment(len(results), len(job_ids), fields))
+            rate = meter.read(int(fields.get("generated_tokens", 0)))
+            usage = float(fields.get("kv_usage", 0))
+            display.show(Moment(len(results), len(job_ids), "summarising", tokens_per_s=rate, kv_usage=usage))
     return [results[job_id] for job_id in job_ids]
 
 
@@ -163,11 +179,6 @@ def _ended(client: Client, job_ids: Sequence[str]) -> Iterator[Result]:
         yield from client.finished(job_ids, wait_s=TICK_S)
     except WaitTimeout:
         return
-
-
-def _moment(done: int, total: int, fields: Mapping[str, str]) -> Moment:
-    rate, usage = (float(fields.get(name, 0)) for name in ("tokens_per_s", "kv_usage"))
-    return Moment(done, total, "summarising", tokens_per_s=rate, kv_usage=usage)
 
 
 def read_documents(folder: Path) -> list[Document]:
@@ -221,7 +232,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         description="Summarise documents through a queue: starts a server and a worker, and stops them.",
         epilog="What follows -- goes to the worker, as in: pagemill demo -- --max-num-seqs 8",
     )
-    parser.add_argument("--model", default="smollm2", help="name, hub id, folder or .gguf file (smollm2)")
+    parser.add_argument("--model", default=DEFAULT_MODEL, help=f"name, hub id, folder or .gguf file ({DEFAULT_MODEL})")
     parser.add_argument("--documents", type=Path, default=DOCUMENTS, help="folder of .txt files")
     parser.add_argument("--max-tokens", type=int, default=40, help="most tokens of a summary (40)")
     parser.add_argument("--output", type=Path, default=Path("demo-results.jsonl"), help="where results are written")

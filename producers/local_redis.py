@@ -6,14 +6,9 @@ process, a server that it started does not outlive it.
 """
 
 import contextlib
-import ctypes
 import importlib.util
-import os
 import shutil
-import signal
 import socket
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +17,7 @@ from pathlib import Path
 import redis
 
 from pagemill.errors import QueueUnavailable
+from producers.child import Child
 
 START_S = 10.0
 
@@ -82,26 +78,10 @@ def _started(program: Path, folder: Path, append_only: bool, options: Sequence[s
         *("--save", "", "--appendonly", "yes" if append_only else "no"),
         *("--maxmemory-policy", "noeviction", "--daemonize", "no", *options),
     ]
-    log = folder / "server.log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            preexec_fn=_die_with(os.getpid()),
-        )
-    try:
+    with Child(command, log=folder / "server.log", grace_s=START_S) as server:
         url = f"redis://127.0.0.1:{port}/0"
-        _await_answer(url, lambda: _complain(process, log))
+        _await_answer(url, lambda: _complain(server))
         yield url
-    finally:
-        process.terminate()
-        try:
-            process.wait(START_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
 
 
 def _free_port() -> int:
@@ -111,27 +91,10 @@ def _free_port() -> int:
         return port
 
 
-def _die_with(parent: int) -> Callable[[], None] | None:
-    """Have the kernel end the server when this process ends, however it does."""
-    if not sys.platform.startswith("linux"):
-        return None
-    libc = ctypes.CDLL(None)
-    pr_set_pdeathsig = 1
-
-    def in_child() -> None:
-        # its own group: an interrupt at the terminal is ours to handle, the server goes last
-        os.setpgid(0, 0)
-        libc.prctl(pr_set_pdeathsig, signal.SIGTERM)
-        if os.getppid() != parent:
-            os._exit(1)
-
-    return in_child
-
-
-def _complain(process: "subprocess.Popen[bytes]", log: Path) -> None:
-    if process.poll() is not None:
-        tail = log.read_text(errors="replace").strip()[-500:]
-        raise QueueUnavailable(f"the server ended with status {process.returncode} instead of starting: {tail}")
+def _complain(server: Child) -> None:
+    if server.exit_code() is not None:
+        tail = server.last_lines().strip()[-500:]
+        raise QueueUnavailable(f"the server ended with status {server.exit_code()} instead of starting: {tail}")
 
 
 def _await_answer(url: str, check: Callable[[], None]) -> None:

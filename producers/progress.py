@@ -1,6 +1,7 @@
 """Shows how far a run is: a live bar on a terminal, a line now and then anywhere else."""
 
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
@@ -10,6 +11,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 LINE_EVERY_S = 5.0
+
+# heartbeats come every second: over a few of them the rate does not jump
+METER_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +31,23 @@ class Moment:
             return self.stage
         rates = f"{self.tokens_per_s:.0f} tokens/s, KV {self.kv_usage:.1%} used"
         return f"{self.stage}: {self.done}/{self.total} jobs, {rates}"
+
+
+class Meter:
+    """The rate at which a counter grew over the last seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._readings: deque[tuple[float, int]] = deque()
+
+    def read(self, count: int) -> float:
+        """Take a reading; the counts of a second since the oldest one that is not too old."""
+        now = self._clock()
+        self._readings.append((now, count))
+        while self._readings[0][0] < now - METER_S:
+            self._readings.popleft()
+        then, first = self._readings[0]
+        return (count - first) / (now - then) if now > then else 0.0
 
 
 class Display(Protocol):

@@ -41,6 +41,8 @@ EXIT_STARTUP = 1
 EXIT_SETTINGS = 2
 EXIT_FAILED = 70
 
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
 # the engine's thread must not wait long for the interpreter lock while others hold it
 SWITCH_INTERVAL_S = 0.0005
 
@@ -81,7 +83,6 @@ async def serve(settings: WorkerSettings) -> int:
         async with _health(settings, started):
             engine, tokenizer = await asyncio.to_thread(build_engine, settings)
             service = build_service(settings, consumer, store, engine, tokenizer)
-            _stop_on_signals(service)
             started.append(service)
             return await _run(service)
     finally:
@@ -98,11 +99,15 @@ async def _check_server(consumer: Consumer, *, allow_unsafe: bool) -> None:
 
 
 async def _run(service: Service) -> int:
+    _stop_on_signals(service)
     try:
         await service.run()
     except Exception:
         # logged where it happened; all jobs have been handed back
         return EXIT_FAILED
+    finally:
+        for number in STOP_SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
     return 0
 
 
@@ -137,13 +142,7 @@ def build_service(
     settings: WorkerSettings, consumer: Consumer, store: ObjectStore | None, engine: Engine, tokenizer: Tokenizer
 ) -> Service:
     model = settings.served_model_name or engine.model_name
-    look_ahead = default_look_ahead(
-        max_num_seqs=settings.max_num_seqs,
-        max_num_batched_tokens=settings.max_num_batched_tokens,
-        max_model_len=engine.max_model_len,
-    )
-    if settings.look_ahead_jobs is not None:
-        look_ahead = LookAhead(jobs=settings.look_ahead_jobs, tokens=look_ahead.tokens)
+    look_ahead = _look_ahead(settings, engine)
     log.info(
         "engine.ready",
         model=model,
@@ -177,6 +176,17 @@ def build_service(
             intake_threads=settings.intake_threads,
         ),
     )
+
+
+def _look_ahead(settings: WorkerSettings, engine: Engine) -> LookAhead:
+    usual = default_look_ahead(
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        max_model_len=engine.max_model_len,
+    )
+    if settings.look_ahead_jobs is None:
+        return usual
+    return LookAhead(jobs=settings.look_ahead_jobs, tokens=usual.tokens)
 
 
 def _engine_config(settings: WorkerSettings, folder: Path) -> EngineConfig:
@@ -224,12 +234,8 @@ def _stop_on_signals(service: Service) -> None:
     loop = asyncio.get_running_loop()
 
     # not the loop's own handlers: these go with the loop, and a late signal would then kill us on the way out
-    def on_signal(*_: object) -> None:
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(service.stop)
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, on_signal)
+    for number in STOP_SIGNALS:
+        signal.signal(number, lambda *_: loop.call_soon_threadsafe(service.stop))
 
 
 def _explain(error: Exception, code: int) -> int:

@@ -20,7 +20,7 @@ from pagemill.errors import QueueUnavailable
 from pagemill.messages import Outcome
 from pagemill.object_store import ObjectStore
 from worker.engine_port import Engine
-from worker.engine_thread import EngineGone, EngineThread
+from worker.engine_thread import EngineGone, EngineThread, Turn
 from worker.heartbeat import Heartbeat
 from worker.intake import Intake
 from worker.jobs import Jobs
@@ -139,7 +139,7 @@ class Service:
         # a callback that fails leaves a job in mid-air: as fatal as a loop that fails
         asyncio.get_running_loop().set_exception_handler(self._on_loop_error)
         self._engine.start()
-        log.info("worker.started", queue_lease_s=self._options.lease_s)
+        log.info("worker.started", lease_s=self._options.lease_s)
         pulling = self._start(self._pull())
         for loop in (
             self._renew(),
@@ -314,7 +314,7 @@ class Service:
                 log.warning("heartbeat.failed", error=str(error))
             await asyncio.sleep(min(1.0, self._leases.renew_every_s))
 
-    def _on_turns(self, turns: Sequence[Any]) -> None:
+    def _on_turns(self, turns: Sequence[Turn]) -> None:
         self._jobs.on_turns(turns)
 
     def _on_change(self) -> None:

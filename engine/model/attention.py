@@ -12,6 +12,9 @@ from kernels.decode_attention import decode_attention
 from kernels.prefill_attention import prefill_attention
 from kernels.rope import rope_and_store
 
+# cosines and sines as kernels.rope reads them
+Rotation = tuple[Tensor, Tensor]
+
 
 class Attention:
     """
@@ -38,19 +41,18 @@ class Attention:
             self.norms = (query_norm, key_norm)
         self.eps = config.norm_eps
 
-    def forward(self, hidden: Tensor, batch: ForwardBatch, cos_sin: Tensor, kv_cache: Tensor) -> Tensor:
+    def forward(self, hidden: Tensor, batch: ForwardBatch, rotation: Rotation, kv_cache: Tensor) -> Tensor:
         """
         Attend, and write this layer's keys and values of the batch to the cache.
 
         Args:
             hidden: [num_tokens, hidden_size], normed.
-            cos_sin: The rotary table.
+            rotation: Cosines and sines of the batch's positions, each [num_tokens, 1, rotary_dim].
             kv_cache: [2, num_blocks, num_kv_heads, block_size, head_dim], of this layer.
         """
         query, key, value = rope_and_store(
             self.qkv.forward(hidden),
-            cos_sin,
-            batch.positions,
+            *rotation,
             batch.slot_mapping,
             kv_cache,
             num_heads=self.num_heads,

@@ -51,7 +51,7 @@ class Decoder:
         self.head = Linear(config.hidden_size, {"lm_head": config.vocab_size}, bias=False, dtype=dtype)
         if config.tied_embeddings:
             self.head.weight = self.embedding.weight
-        self.cos_sin = rotary_table(
+        self.rotary_table = rotary_table(
             RopeShape(
                 rope=config.rope,
                 rotary_dim=int(config.head_dim * config.rope.get("partial_rotary_factor", 1.0)),
@@ -71,11 +71,12 @@ class Decoder:
             [num_tokens, hidden_size], before the last norm: what `logits` takes rows of.
         """
         residual = self.embedding.forward(batch.input_ids)
+        cos, sin = self.rotary_table.index_select(0, batch.positions).chunk(2, dim=1)
         delta: Tensor | None = None
         for layer, kv_cache in zip(self.layers, kv_caches, strict=True):
             norm = layer.attention_norm
             hidden = norm.forward(residual) if delta is None else norm.add_forward(delta, residual)
-            delta = layer.attention.forward(hidden, batch, self.cos_sin, kv_cache)
+            delta = layer.attention.forward(hidden, batch, (cos, sin), kv_cache)
             delta = layer.mlp.forward(layer.mlp_norm.add_forward(delta, residual))
         return residual if delta is None else residual.add_(delta)
 

@@ -39,18 +39,19 @@ class RopeShape:
 
 def rotary_table(shape: RopeShape) -> Tensor:
     """
-    Make the table that `kernels.rope` reads.
+    Make the table whose rows `kernels.rope` reads.
 
     Returns:
-        [max_model_len, rotary_dim] float32: the cosines of rotary_dim / 2 angles, then their
-        sines, both times the attention factor of the scaling.
+        [max_model_len, 2, rotary_dim] float32, both times the attention factor of the scaling:
+        the cosines of rotary_dim / 2 angles, twice over, and their sines, negated and then plain.
 
     Raises:
         UnknownArchitecture: the rope type is none of those in SCALINGS.
     """
     frequencies, factor = inverse_frequencies(shape)
     angles = torch.arange(shape.max_model_len, dtype=torch.float32)[:, None] * frequencies
-    return torch.cat([angles.cos() * factor, angles.sin() * factor], dim=-1)
+    cos, sin = angles.cos() * factor, angles.sin() * factor
+    return torch.stack([torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)], dim=1)
 
 
 def inverse_frequencies(shape: RopeShape) -> tuple[Tensor, float]:
@@ -63,7 +64,7 @@ def inverse_frequencies(shape: RopeShape) -> tuple[Tensor, float]:
     return SCALINGS[kind](shape)
 
 
-def _periods(shape: RopeShape, base: float) -> Tensor:
+def _periods(shape: RopeShape, base: float | Tensor) -> Tensor:
     exponents = torch.arange(0, shape.rotary_dim, 2, dtype=torch.int64).float() / shape.rotary_dim
     return torch.pow(base, exponents)
 
@@ -78,7 +79,8 @@ def _linear(shape: RopeShape) -> tuple[Tensor, float]:
 
 def _dynamic(shape: RopeShape) -> tuple[Tensor, float]:
     factor, dim = shape.rope["factor"], shape.rotary_dim
-    length = max(shape.max_model_len, shape.max_positions)
+    # a tensor, for the base too is rounded to float32: at position 33,000 the angle differs by 6e-6
+    length = torch.tensor(max(shape.max_model_len, shape.max_positions))
     stretch = (factor * length / shape.max_positions) - (factor - 1)
     return 1.0 / _periods(shape, shape.rope["rope_theta"] * stretch ** (dim / (dim - 2))), 1.0
 

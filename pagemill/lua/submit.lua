@@ -16,12 +16,13 @@
 --   6 lane   7 tenant   8 estimated tokens   9 timeout ms or 0   10 result ttl s   11 stream 0/1
 --   12 seed   13 metadata JSON or ""
 -- Returns
---   one a job: {"OK"} | {"DUP", first id, its state} | {"CONFLICT", first id} | {"BUSY", why, retry ms}
+--   one a job: 1 for taken in | {"DUP", first id, its state} | {"CONFLICT", first id} | {"BUSY", why, retry ms}
 
 local FIELDS = 13
 
 local limit = tonumber(ARGV[1])
 local now = now_ms()
+local accepted = whole(now)
 local replies, added = {}, {}
 
 -- tokens that wait in all lanes; read once, then kept up
@@ -58,8 +59,8 @@ local function seen(first, first_print, print)
   return { 'DUP', first, redis.call('HGET', key('j', first), 'st') or 'queued' }
 end
 
-local function known(id, print, idem)
-  local first_print = redis.call('HGET', key('j', id), 'fp')
+local function known(job, id, print, idem)
+  local first_print = redis.call('HGET', job, 'fp')
   if first_print then
     return seen(id, first_print, print)
   end
@@ -93,8 +94,8 @@ local function wake(lane, tenant)
   end
 end
 
-local function add(id, print, idem, payload, ref, lane, tenant, tokens, timeout, ttl, streams, seed, metadata)
-  local stream = key('s', lane, tenant)
+local function add(job, id, print, idem, payload, ref, lane, tenant, tokens, timeout, ttl, streams, seed, metadata)
+  local stream = base .. ':s:' .. lane .. ':' .. tenant
   local sum = added[stream]
   if not sum then
     open_stream(stream)
@@ -103,8 +104,7 @@ local function add(id, print, idem, payload, ref, lane, tenant, tokens, timeout,
     added[stream] = sum
   end
   local entry = redis.call('XADD', stream, '*', 'j', id, 'tok', tokens)
-  local job = key('j', id)
-  redis.call('HSET', job, 'st', 'queued', 'e', entry, 'ln', lane, 'tn', tenant, 'tok', tokens, 'acc', whole(now),
+  redis.call('HSET', job, 'st', 'queued', 'e', entry, 'ln', lane, 'tn', tenant, 'tok', tokens, 'acc', accepted,
     'ttl', ttl, 'seed', seed, 'fp', print)
   if ref ~= '' then
     redis.call('HSET', job, 'ref', ref)
@@ -130,12 +130,13 @@ local function add(id, print, idem, payload, ref, lane, tenant, tokens, timeout,
   end
   waiting = waiting + tokens
   sum[2], sum[3] = sum[2] + 1, sum[3] + tokens
-  return { 'OK' }
+  return 1
 end
 
 for i = 2, #ARGV, FIELDS do
-  replies[#replies + 1] = known(ARGV[i], ARGV[i + 1], ARGV[i + 2]) or refuse(tonumber(ARGV[i + 7]))
-    or add(unpack(ARGV, i, i + FIELDS - 1))
+  local job = key('j', ARGV[i])
+  replies[#replies + 1] = known(job, ARGV[i], ARGV[i + 1], ARGV[i + 2]) or refuse(tonumber(ARGV[i + 7]))
+    or add(job, unpack(ARGV, i, i + FIELDS - 1))
 end
 
 local num_added = 0

@@ -289,3 +289,19 @@ def test_progress_shows_the_tokens_so_far() -> None:
     for index, tokens in enumerate(progress["a"]):
         assert tuple(answer_token("a", index, 2 + i) for i in range(len(tokens))) == tokens
     assert 2 == engine.num_started("a")
+
+
+def test_a_reset_cache_finds_nothing() -> None:
+    """
+    After a reset the same prompt is computed again, and the answer is the same.
+    """
+    engine = make_engine()
+    prompt = np.arange(10, 30, dtype=np.int32)
+    first = engine.generate([prompt], SamplingParams(max_tokens=3))[0]
+    warm = engine.generate([prompt], SamplingParams(max_tokens=3))[0]
+
+    engine.reset_prefix_cache()
+    cold = engine.generate([prompt], SamplingParams(max_tokens=3))[0]
+
+    assert (0, 16, 0) == (first.num_cached_tokens, warm.num_cached_tokens, cold.num_cached_tokens)
+    assert first.completions == warm.completions == cold.completions

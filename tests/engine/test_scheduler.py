@@ -218,16 +218,21 @@ def test_the_least_urgent_is_preempted_first() -> None:
 
 
 def test_nothing_is_admitted_in_a_step_that_preempts() -> None:
-    """What the victim let go is for those that run."""
-    scheduler = make_scheduler(num_blocks=16, preemption="recompute", headroom=0)
+    """What the victim let go is for those that run, even where a waiting prompt would fit."""
+    scheduler = make_scheduler(num_blocks=12, preemption="recompute", headroom=0)
     turns = make_turns(scheduler)
-    for name in "abc":
-        add(scheduler, name, 16, max_tokens=30)
+    add(scheduler, "a", 16, max_tokens=30)
+    add(scheduler, "b", 16, max_tokens=30, priority=5)
+    while scheduler.blocks.num_free_blocks:
+        turns.take()
+    small = add(scheduler, "c", 1)
     while not sum(scheduler.num_preemptions.values()):
-        step = turns.take()
+        turns.take()
 
-    assert step is not None
-    assert [] == [chunk for chunk in step.chunks if chunk.join]
+    states = [small.status]
+    turns.take()
+    states.append(small.status)
+    assert [Status.WAITING, Status.RUNNING] == states
 
 
 def test_a_lone_sequence_that_cannot_grow_ends_by_length() -> None:

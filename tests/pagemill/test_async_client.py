@@ -143,9 +143,7 @@ def test_the_other_verbs(server_url: str, queue: str) -> None:
     asyncio.run(scenario())
 
 
-def test_large_payloads_go_to_the_store(
-    server_url: str, queue: str, consumer: MakeConsumer, tmp_path: Path
-) -> None:
+def test_large_payloads_go_to_the_store(server_url: str, queue: str, consumer: MakeConsumer, tmp_path: Path) -> None:
     """
     The store is used as by the blocking client.
     """

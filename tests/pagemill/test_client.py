@@ -63,7 +63,13 @@ def test_an_unknown_job_is_not_found(client: Client) -> None:
     """
     Every verb that takes an id says so when the queue does not know it.
     """
-    for verb in (client.result, client.status, client.cancel, client.forget, lambda job_id: list(client.stream(job_id))):
+    for verb in (
+        client.result,
+        client.status,
+        client.cancel,
+        client.forget,
+        lambda job_id: list(client.stream(job_id)),
+    ):
         with pytest.raises(JobNotFound):
             verb("nobody")
 
@@ -265,9 +271,7 @@ def test_a_live_job_is_not_forgotten(client: Client) -> None:
     assert (False, "queued") == (client.forget(job_id), client.status(job_id).state)
 
 
-def test_a_large_payload_goes_to_the_store(
-    server_url: str, queue: str, consumer: MakeConsumer, tmp_path: Path
-) -> None:
+def test_a_large_payload_goes_to_the_store(server_url: str, queue: str, consumer: MakeConsumer, tmp_path: Path) -> None:
     """
     Above 64 KiB the queue holds a reference; the worker finds the very payload there.
     """
@@ -307,7 +311,7 @@ def test_a_result_in_the_store_is_read_from_there(
     url = store.put("results/1.json", result_of(job, text="large").payload())
     worker.run(worker.consumer.finish([Finished(job, result_of(job), ref=url)]))
 
-    with pytest.raises(ObjectStoreError, match="results/1.json"):
+    with pytest.raises(ObjectStoreError, match=r"results/1\.json"):
         client.result(job_id)
     with Client(server_url, queue=queue, object_store=store) as with_store:
         assert "large" == with_store.text(job_id)

@@ -34,9 +34,7 @@ def test_a_result_is_what_the_worker_wrote(client: Client, consumer: MakeConsume
     assert (1, 3, 2) == tuple(stats.totals[name] for name in ("done", "prompt_tokens", "completion_tokens"))
 
 
-def test_stream_and_pending_list_are_empty_afterwards(
-    client: Client, consumer: MakeConsumer, redis: Redis
-) -> None:
+def test_stream_and_pending_list_are_empty_afterwards(client: Client, consumer: MakeConsumer, redis: Redis) -> None:
     """
     A finished job leaves neither entry nor lease.
     """
@@ -49,9 +47,7 @@ def test_stream_and_pending_list_are_empty_afterwards(
     assert (0, 0) == (redis.xlen(jobs[0].stream), redis.xpending(jobs[0].stream, "workers")["pending"])
 
 
-def test_all_of_a_job_expires_with_its_result(
-    client: Client, consumer: MakeConsumer, redis: Redis, queue: str
-) -> None:
+def test_all_of_a_job_expires_with_its_result(client: Client, consumer: MakeConsumer, redis: Redis, queue: str) -> None:
     """
     Result and job last for the time that the job asked for; the payload goes at once.
     """
@@ -198,9 +194,7 @@ def test_only_the_owner_puts_off(client: Client, consumer: MakeConsumer) -> None
     assert ("fenced", "done", "duplicate") == (fenced, first, second)
 
 
-def test_a_waiting_job_is_cancelled_at_once(
-    client: Client, consumer: MakeConsumer, redis: Redis, queue: str
-) -> None:
+def test_a_waiting_job_is_cancelled_at_once(client: Client, consumer: MakeConsumer, redis: Redis, queue: str) -> None:
     """
     The result is there with the cancel; the unread entry stays until a worker skips it.
     """

@@ -70,9 +70,7 @@ class Fleet:
 
     def finish(self, worker: BlockingConsumer, held: list[Delivery], some: list[Delivery]) -> None:
         outcomes = worker.finish(*some) if some else []
-        self.published += [
-            job.job_id for job, outcome in zip(some, outcomes, strict=True) if outcome == "done"
-        ]
+        self.published += [job.job_id for job, outcome in zip(some, outcomes, strict=True) if outcome == "done"]
         # a worker that forgets what it has published tries again: nothing may come of it
         if self.rng.random() < 0.8:
             self.drop(held, some)
@@ -112,9 +110,7 @@ class Fleet:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_exactly_one_result(
-    seed: int, client: Client, consumer: MakeConsumer, redis: Redis, queue: str
-) -> None:
+def test_exactly_one_result(seed: int, client: Client, consumer: MakeConsumer, redis: Redis, queue: str) -> None:
     """
     After random submits, cancels, faults and deaths: one result and one event a job, no entry, no lease.
     """
@@ -135,6 +131,4 @@ def test_exactly_one_result(
     assert [0] * len(streams) == [redis.xpending(stream, "workers")["pending"] for stream in streams]
     stats = client.stats()
     assert {0} == {*stats.queued.values(), *stats.queued_tokens.values(), stats.running, stats.delayed}
-    assert len(fleet.accepted) == sum(
-        stats.totals.get(name, 0) for name in ("done", "failed", "cancelled", "expired")
-    )
+    assert len(fleet.accepted) == sum(stats.totals.get(name, 0) for name in ("done", "failed", "cancelled", "expired"))

@@ -124,7 +124,7 @@ def test_an_unknown_model_is_refused(client: Client, consumer: MakeConsumer) -> 
     assert [accepted.job_id] == [job.job_id for job in worker.pull()]
 
 
-def test_a_model_of_another_queue_is_routed_there(server_url: str, redis: Redis, queue: str) -> None:
+def test_a_model_of_another_queue_is_routed_there(server_url: str, queue: str) -> None:
     """
     A client of any queue reaches the model's queue, and finds the job there afterwards.
     """

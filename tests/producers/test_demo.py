@@ -13,7 +13,7 @@ from rich.console import Console
 from producers.child import Child
 from producers.demo import DOCUMENTS, read_documents
 from producers.local_redis import local_redis
-from producers.progress import Bar, Lines, Moment
+from producers.progress import Bar, Lines, Meter, Moment
 
 DEMO = [sys.executable, "-m", "producers.demo"]
 FAKE = [*DEMO, "--engine", "fake"]
@@ -176,6 +176,22 @@ def test_child_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
         wait_until(lambda: "up" in child.last_lines())
 
     assert -signal.SIGKILL == child.exit_code()
+
+
+def test_meter_forgets_what_is_long_ago() -> None:
+    """
+    A pause after a burst shows as a rate that falls to zero.
+    """
+    now = [0.0]
+    meter = Meter(clock=lambda: now[0])
+
+    rates = []
+    for second, count in enumerate([0, 100, 200, 200, 200, 200, 200, 200]):
+        now[0] = float(second)
+        rates.append(meter.read(count))
+
+    assert [0.0, 100.0, 100.0] == rates[:3]
+    assert 0.0 == rates[-1]
 
 
 def test_lines_are_few(capsys: pytest.CaptureFixture[str]) -> None:

@@ -68,7 +68,11 @@ class BlockingConsumer:
         self._runner = asyncio.Runner()
         self._redis = connect_async(url)
         self.consumer = Consumer(self._redis, queue, worker_id=worker_id or f"w-{uuid7()}", lease_ms=lease_ms)
-        self.run(self.consumer.heartbeat({}))
+        try:
+            self.run(self.consumer.heartbeat({}))
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def worker_id(self) -> str:

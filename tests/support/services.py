@@ -151,7 +151,7 @@ def worker_process(log: Path, *flags: str, environment: dict[str, str] | None = 
     """A worker process that is up, and is killed at the end if it still runs."""
     worker = WorkerProcess(log, *flags, environment=environment)
     try:
-        wait_for(lambda: worker.has_logged("worker.started") or not worker.running)
+        wait_for(lambda: worker.has_logged("worker.started") or not worker.running, 90)
         yield worker
     finally:
         worker.kill()

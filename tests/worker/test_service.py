@@ -34,7 +34,7 @@ def submit_raw(url: str, queue: str, job_id: str, payload: bytes, **fields: obje
         tokens=len(payload) // 3,
         timeout_ms=0,
         result_ttl_s=600,
-        stream=False,
+        stream=0,
         seed=7,
         metadata="{}",
     )

@@ -7,7 +7,6 @@ import sys
 import urllib.request
 from pathlib import Path
 
-
 from pagemill.client import Client
 from producers.local_redis import local_redis
 from tests.support.services import CHECKOUT, worker_process

@@ -1,0 +1,119 @@
+"""Both object stores keep the same promises."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import boto3
+import pytest
+from moto import mock_aws
+
+from pagemill.errors import ObjectNotFound, ObjectStoreError, SettingsError
+from pagemill.object_store import FileStore, ObjectStore, S3Store, open_store
+
+
+@pytest.fixture(params=["file", "s3"])
+def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
+    if request.param == "file":
+        yield open_store((tmp_path / "store").as_uri())
+        return
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "test")
+    with mock_aws():
+        boto3.session.Session().client("s3", region_name="us-east-1").create_bucket(Bucket="bucket")
+        yield open_store("s3://bucket/some/prefix?region=us-east-1")
+
+
+def test_what_is_put_is_there(store: ObjectStore) -> None:
+    """
+    An object is read back by its URL, whatever its name.
+    """
+    for name in ("a.json", "deep/er/b c é.json"):
+        url = store.put(name, b"data of " + name.encode())
+
+        assert (True, b"data of " + name.encode()) == (store.exists(url), store.get(url))
+
+
+def test_putting_again_replaces(store: ObjectStore) -> None:
+    """
+    A repeated put leaves the later bytes under the same URL.
+    """
+    first, second = store.put("a", b"one"), store.put("a", b"two")
+
+    assert (first, b"two") == (second, store.get(first))
+
+
+def test_a_range(store: ObjectStore) -> None:
+    """
+    A window of an object ends at its end.
+    """
+    url = store.put("a", b"0123456789")
+
+    assert [b"234", b"89", b"", b""] == [store.get_range(url, *window) for window in ((2, 3), (8, 5), (10, 5), (3, 0))]
+
+
+def test_what_is_deleted_is_gone(store: ObjectStore) -> None:
+    """
+    A deleted object is not there; deleting it again is no error.
+    """
+    url = store.put("a", b"one")
+    store.delete(url)
+    store.delete(url)
+
+    assert not store.exists(url)
+    with pytest.raises(ObjectNotFound):
+        store.get(url)
+
+
+def test_another_place_is_refused(store: ObjectStore) -> None:
+    """
+    A reference cannot lead out of the store.
+    """
+    inside = store.put("a", b"one")
+
+    for url in ("file:///etc/passwd", "s3://other/some/prefix/a", "http://host/a", inside + "/../../../../../x"):
+        with pytest.raises(ObjectStoreError):
+            store.get(url)
+
+
+def test_a_link_does_not_lead_out(tmp_path: Path) -> None:
+    """
+    Not even a link inside a folder reaches what lies outside.
+    """
+    secret = tmp_path / "secret"
+    secret.write_text("x")
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "link").symlink_to(secret)
+
+    with pytest.raises(ObjectStoreError, match="is not in"):
+        FileStore(root).get((root / "link").as_uri())
+
+
+def test_a_failed_put_leaves_no_object(tmp_path: Path) -> None:
+    """
+    What cannot be written whole is not there at all.
+    """
+    (tmp_path / "file").write_text("in the way")
+
+    with pytest.raises(ObjectStoreError, match="cannot write"):
+        FileStore(tmp_path).put("file/a", b"x")
+
+
+def test_a_missing_bucket_is_said() -> None:
+    """
+    A bucket that is not there is an ObjectStoreError that names the object.
+    """
+    with mock_aws(), pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ACCESS_KEY_ID", "test")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+        with pytest.raises(ObjectStoreError, match="s3://nowhere/a"):
+            S3Store("nowhere", "", region="us-east-1").put("a", b"x")
+
+
+@pytest.mark.parametrize("url", ["", "folder", "file://host/folder", "s3://", "s3://b?colour=red", "gs://b"])
+def test_a_url_that_is_no_store(url: str) -> None:
+    """
+    A place that cannot be a store is refused with what can.
+    """
+    with pytest.raises(SettingsError):
+        open_store(url)

@@ -1,0 +1,73 @@
+"""Tiny random models of every architecture, made by transformers and saved as model folders."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+_SHAPE: dict[str, Any] = {
+    "vocab_size": 199,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "initializer_range": 0.3,
+    "attn_implementation": "sdpa",
+    "dtype": "float64",
+}
+_LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+
+TINY_CONFIGS: dict[str, PreTrainedConfig] = {
+    "llama": LlamaConfig(**_SHAPE, rope_parameters=_LLAMA3_ROPE, tie_word_embeddings=True),
+    "llama with biases": LlamaConfig(**_SHAPE, attention_bias=True, mlp_bias=True, head_dim=16),
+    "mistral": MistralConfig(**_SHAPE, sliding_window=8),
+    "qwen2": Qwen2Config(**_SHAPE),
+    "qwen2 with windows": Qwen2Config(**_SHAPE, use_sliding_window=True, sliding_window=8, max_window_layers=1),
+    "qwen3": Qwen3Config(**_SHAPE, head_dim=16, tie_word_embeddings=True),
+}
+
+
+def make_tiny_model(name: str) -> PreTrainedModel:
+    """
+    A random float64 model that computes in float64 throughout.
+
+    transformers rounds its norms to float32 even there; torch's own norm takes their place.
+    """
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(TINY_CONFIGS[name], dtype=torch.float64)
+    for parent in list(model.modules()):
+        for child_name, child in list(parent.named_children()):
+            if type(child).__name__.endswith("RMSNorm"):
+                exact = nn.RMSNorm(child.weight.shape, eps=child.variance_epsilon, dtype=torch.float64)
+                exact.weight = nn.Parameter(0.5 + torch.rand_like(child.weight))
+                setattr(parent, child_name, exact)
+        if isinstance(parent, nn.Linear) and parent.bias is not None:
+            nn.init.normal_(parent.bias)
+    return model.eval()
+
+
+def save_tiny_model(name: str, path: Path, **options: Any) -> PreTrainedModel:
+    """Save the model as a Hugging Face folder of safetensors; options as those of save_pretrained."""
+    model = make_tiny_model(name)
+    model.save_pretrained(path, **options)
+    return model

@@ -1,0 +1,149 @@
+"""The engine's thread and the two queues of it."""
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from engine.request import Request, StepOutputs
+from engine.sampling_params import SamplingParams
+from worker.engine_thread import EngineGone, EngineThread, Turn
+from worker.fake_engine import ByteTokenizer, FakeEngine
+
+
+def request(name: str, text: str = "hello", max_tokens: int = 5) -> Request:
+    return Request(name, ByteTokenizer().encode(text), SamplingParams(max_tokens=max_tokens))
+
+
+class Recorder:
+    """Collects what the thread gives, and waits for it."""
+
+    def __init__(self, engine: FakeEngine) -> None:
+        self.turns: list[Turn] = []
+        self.crash: BaseException | None = None
+        self.threads: set[int] = set()
+        self.thread = EngineThread(engine, on_turns=self._on_turns, on_crash=self._on_crash)
+
+    def _on_turns(self, turns: list[Turn]) -> None:
+        self.threads.add(threading.get_ident())
+        self.turns += turns
+
+    def _on_crash(self, error: BaseException) -> None:
+        self.crash = error
+
+    @property
+    def finished(self) -> list[str]:
+        return [output.request_id for turn in self.turns for output in turn.finished]
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        async with asyncio.timeout(10):
+            while not condition():
+                await asyncio.sleep(0.002)
+
+
+def play(engine: FakeEngine, story: Callable[[Recorder], Awaitable[None]]) -> Recorder:
+    """Run a story beside a running engine thread."""
+
+    async def run() -> Recorder:
+        recorder = Recorder(engine)
+        recorder.thread.start()
+        await story(recorder)
+        await recorder.thread.stop()
+        return recorder
+
+    return asyncio.run(run())
+
+
+def test_requests_go_in_and_outputs_come_out_on_the_loop() -> None:
+    """
+    Each request is named once as added and once as finished, on the event loop's thread.
+    """
+
+    async def story(recorder: Recorder) -> None:
+        recorder.thread.add([request("a"), request("b")])
+        await recorder.until(lambda: len(recorder.finished) == 2)
+
+    recorder = play(FakeEngine(), story)
+
+    assert ["a", "b"] == [name for turn in recorder.turns for name in turn.added]
+    assert ["a", "b"] == recorder.finished
+    assert {threading.get_ident()} == recorder.threads
+
+
+def test_a_refused_request_does_not_stop_the_others() -> None:
+    """
+    A request that the engine refuses comes back with its error; its neighbours run.
+    """
+
+    async def story(recorder: Recorder) -> None:
+        recorder.thread.add([request("long", "x" * 50), request("good")])
+        await recorder.until(lambda: recorder.finished)
+
+    recorder = play(FakeEngine(max_model_len=20), story)
+
+    assert [("long", "prompt_too_long")] == [(name, e.code) for turn in recorder.turns for name, e in turn.rejected]
+    assert ["good"] == recorder.finished
+
+
+def test_a_call_runs_between_steps_and_brings_its_result() -> None:
+    """
+    `call` gives what the function returned or raised, and keeps its place in the queue.
+    """
+
+    async def story(recorder: Recorder) -> None:
+        recorder.thread.add([request("a", max_tokens=1000)])
+        assert 1 == await recorder.thread.call(lambda engine: len(engine.progress(["a", "b"])))
+        with pytest.raises(KeyError):
+            await recorder.thread.call(lambda _: {}["nothing"])
+        output = await recorder.thread.call(lambda engine: engine.abort("a"))
+        assert output is not None
+
+    recorder = play(FakeEngine(tokens_per_s=100), story)
+
+    assert [] == recorder.finished
+    assert recorder.crash is None
+
+
+def test_an_exception_in_a_step_ends_the_thread() -> None:
+    """
+    The crash is reported once, and whoever calls afterwards hears that nobody is there.
+    """
+
+    class Dying(FakeEngine):
+        def step(self) -> StepOutputs:
+            raise RuntimeError("gone")
+
+    async def story(recorder: Recorder) -> None:
+        recorder.thread.add([request("a")])
+        await recorder.until(lambda: recorder.crash)
+        with pytest.raises(EngineGone):
+            await recorder.thread.call(lambda engine: engine.abort("a"))
+
+    recorder = play(Dying(), story)
+
+    assert isinstance(recorder.crash, RuntimeError)
+    assert not recorder.thread.alive
+
+
+def test_an_idle_thread_takes_no_steps() -> None:
+    """
+    Without work the thread sleeps: it neither steps nor reports.
+    """
+    steps: list[int] = []
+
+    class Counting(FakeEngine):
+        def step(self) -> StepOutputs:
+            steps.append(1)
+            return super().step()
+
+    async def story(recorder: Recorder) -> None:
+        for _ in range(20):
+            await recorder.thread.call(lambda engine: engine.has_work)
+        recorder.thread.add([request("a")])
+        await recorder.until(lambda: recorder.finished)
+        await recorder.thread.call(lambda engine: engine.has_work)
+
+    play(Counting(), story)
+
+    assert 1 == len(steps)

@@ -1,0 +1,158 @@
+"""From deliveries to requests, without a queue."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.errors import EmptyPrompt, PromptTooLong
+from pagemill.messages import Delivery
+from pagemill.object_store import FileStore
+from pagemill.schema import Options
+from tests.support.deliveries import delivery, intake
+from worker.fake_engine import ByteTokenizer
+from worker.intake import Accepted, Deferred, Intake, Refused, fit
+
+
+def payload(**fields: Any) -> bytes:
+    return json.dumps({"version": 1, **fields}).encode()
+
+
+def accepted(one: Intake, job: Delivery) -> Accepted:
+    (prepared,) = one.prepare([job])
+    assert isinstance(prepared, Accepted)
+    return prepared
+
+
+def test_a_job_becomes_a_request() -> None:
+    """
+    Prompt, options, lane and the queue's seed arrive in the request.
+    """
+    job = accepted(intake(), delivery(payload(prompt="hi", lane="bulk", options={"max_tokens": 5, "top_k": 3})))
+
+    assert b"hi" == bytes(job.request.prompt.astype(np.uint8))
+    assert (5, 3, 77) == (job.request.params.max_tokens, job.request.params.top_k, job.request.params.seed)
+    assert 2 == job.request.priority
+
+
+def test_a_jobs_own_seed_goes_before_the_queues() -> None:
+    """
+    The seed of the options is used where there is one.
+    """
+    assert 5 == accepted(intake(), delivery(payload(prompt="hi", options={"seed": 5}))).request.params.seed
+
+
+def test_a_chat_is_rendered() -> None:
+    """
+    Messages go through the tokenizer's chat template.
+    """
+    job = accepted(intake(), delivery(payload(messages=[{"role": "user", "content": "hi"}])))
+
+    assert b"user: hi\n" == bytes(job.request.prompt.astype(np.uint8))
+
+
+def test_one_bad_job_leaves_the_others_alone() -> None:
+    """
+    Deliveries are prepared one by one, in order, and none is left out.
+    """
+    jobs = [delivery(payload(prompt="a")), delivery(b"\xff"), delivery(payload(prompt="b"))]
+    prepared = intake().prepare(jobs)
+
+    assert [Accepted, Refused, Accepted] == [type(one) for one in prepared]
+
+
+def test_a_fault_of_ours_fails_that_job_alone() -> None:
+    """
+    An exception that nobody expected becomes an engine_error of the job that met it.
+    """
+
+    class Broken(ByteTokenizer):
+        def encode(self, text: str) -> Any:
+            raise ZeroDivisionError(text)
+
+    (prepared,) = Intake(Broken(), frozenset(), 100, "print").prepare([delivery(payload(prompt="x"))])
+
+    assert isinstance(prepared, Refused)
+    assert "engine_error" == prepared.failure.code
+
+
+def test_a_payload_is_fetched_from_the_store(tmp_path: Path) -> None:
+    """
+    A reference is followed; one to nothing is a failure, and a store that is away is not.
+    """
+    store = FileStore(tmp_path)
+    ref = store.put("one", payload(prompt="far"))
+    gone = ref.replace("one", "two")
+    away = intake(None)
+
+    assert b"far" == bytes(accepted(intake(store), delivery(payload_ref=ref)).request.prompt.astype(np.uint8))
+    assert ["lost_payload"] == [
+        one.failure.code for one in intake(store).prepare([delivery(payload_ref=gone)]) if isinstance(one, Refused)
+    ]
+    assert [Deferred] == [type(one) for one in away.prepare([delivery(payload_ref=ref)])]
+
+
+def test_a_checkpoint_of_this_prompt_and_model_is_resumed() -> None:
+    """
+    Tokens are taken over only where the text beside them names the same prompt and model.
+    """
+    one = intake()
+    prompt = ByteTokenizer().encode("hi")
+    saved = np.asarray([104, 105, 106], "<i4").tobytes()
+    job = payload(prompt="hi", options={"max_tokens": 8})
+    mine = delivery(job, checkpoint=saved, checkpoint_meta=one.checkpoint_meta(prompt), stream_tokens=True)
+    other = delivery(job, checkpoint=saved, checkpoint_meta=one.checkpoint_meta(prompt[:1]))
+
+    assert ((104, 105, 106),) == accepted(one, mine).request.resumed
+    assert 3 == accepted(one, mine).resumed_chars
+    assert () == accepted(one, other).request.resumed
+
+
+def test_a_checkpoint_is_not_enough_for_logprobs() -> None:
+    """
+    Where more than tokens is asked for, the job starts from the prompt.
+    """
+    one = intake()
+    meta = one.checkpoint_meta(ByteTokenizer().encode("hi"))
+    for options in ({"logprobs": 1}, {"n": 2}):
+        job = delivery(payload(prompt="hi", options=options), checkpoint=b"\1\0\0\0", checkpoint_meta=meta)
+        assert () == accepted(one, job).request.resumed
+
+
+def test_a_long_prompt_is_an_error_unless_the_job_says_what_to_cut() -> None:
+    """
+    "error" refuses with both numbers, "left" and "right" cut at that end so that the answer fits.
+    """
+    prompt = np.arange(200, dtype=np.int32)
+
+    with pytest.raises(PromptTooLong, match="200 tokens"):
+        fit(prompt, Options(max_tokens=10), 100, None)
+    assert [110, 199] == fit(prompt, Options(max_tokens=10, truncate="left"), 100, None)[[0, -1]].tolist()
+    assert [0, 89] == fit(prompt, Options(max_tokens=10, truncate="right"), 100, None)[[0, -1]].tolist()
+
+
+def test_the_bos_token_survives_a_cut_from_the_left() -> None:
+    """
+    A prompt that began with BOS still does, and is not longer for that.
+    """
+    cut = fit(np.arange(200, dtype=np.int32), Options(max_tokens=10, truncate="left"), 100, 0)
+
+    assert (90, 0, 111) == (len(cut), cut[0], cut[1])
+
+
+def test_truncation_leaves_one_token_at_least() -> None:
+    """
+    Even where max_tokens is the whole context, a token of prompt remains.
+    """
+    assert 1 == len(fit(np.arange(9, dtype=np.int32), Options(max_tokens=500, truncate="left"), 100, None))
+
+
+def test_a_prompt_that_fits_is_left_as_it_is() -> None:
+    """
+    Prompts that leave room for one answer token pass, and empty ones do not.
+    """
+    assert 99 == len(fit(np.arange(99, dtype=np.int32), Options(), 100, None))
+    with pytest.raises(EmptyPrompt):
+        fit(np.arange(0, dtype=np.int32), Options(), 100, None)

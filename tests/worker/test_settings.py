@@ -1,0 +1,76 @@
+"""Where settings come from, and what is said of wrong ones."""
+
+from pathlib import Path
+
+import pytest
+
+from pagemill.errors import SettingsError
+from pagemill.settings import ClientSettings
+from worker.settings import WorkerSettings
+
+
+@pytest.fixture(autouse=True)
+def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_flags_go_before_the_environment_before_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    Of one setting the flag counts, else the variable, else the line of the file, else the default.
+    """
+    (tmp_path / "pagemill.toml").write_text("lease_s = 1\ndrain_s = 2\nmax_num_seqs = 3\n")
+    monkeypatch.setenv("PAGEMILL_LEASE_S", "10")
+    monkeypatch.setenv("PAGEMILL_DRAIN_S", "20")
+    settings = WorkerSettings.read(["--lease-s", "100"])
+
+    assert (100, 20, 3, 16) == (settings.lease_s, settings.drain_s, settings.max_num_seqs, settings.block_size)
+
+
+def test_flags_are_switches_and_sizes_have_units() -> None:
+    """
+    A yes-or-no setting is a flag and its --no- form; a size takes GiB.
+    """
+    settings = WorkerSettings.read(["--no-prefix-caching", "--allow-unsafe-redis", "--kv-cache-bytes", "2GiB"])
+
+    assert (False, True, 2 * 1024**3) == (
+        settings.prefix_caching,
+        settings.allow_unsafe_redis,
+        settings.kv_cache_bytes,
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--max-num-sequences", "3"], "did you mean --max-num-seqs?"),
+        (["--zzz"], "see --help"),
+        (["--engine", "real"], "'paged' or 'fake'"),
+        (["--block-size", "none"], "block_size"),
+        (["stray"], "stray"),
+    ],
+)
+def test_a_wrong_flag_is_explained(flags: list[str], said: str) -> None:
+    """
+    The message names the flag and what it could have been.
+    """
+    with pytest.raises(SettingsError, match=said.replace("?", r"\?")):
+        WorkerSettings.read(flags)
+
+
+def test_an_unknown_line_of_the_file_is_refused(tmp_path: Path) -> None:
+    """
+    A misspelt name in pagemill.toml is an error that names the right one.
+    """
+    (tmp_path / "pagemill.toml").write_text("lease = 1\n")
+
+    with pytest.raises(SettingsError, match="lease_s"):
+        WorkerSettings.read([])
+
+
+def test_every_setting_is_described_and_the_client_can_share_the_file() -> None:
+    """
+    Each flag has its line of help, and the client's settings are among the worker's, with their defaults.
+    """
+    assert [] == [name for name, field in WorkerSettings.model_fields.items() if not field.description]
+    for name, field in ClientSettings.model_fields.items():
+        assert field.default == WorkerSettings.model_fields[name].default
