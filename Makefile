@@ -1,6 +1,6 @@
 # Needs Python 3.11 or newer and nothing else; everything is installed into .venv.
 #   make demo PYTHON=python3.12
-#   make demo PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"
+#   make demo PIP_ARGS="--extra-index-url <index of CPU builds>"
 
 PYTHON ?= python3
 PIP_ARGS ?=
@@ -28,10 +28,12 @@ $(BIN)/python:
 
 # two stamps: the demo needs neither test servers nor linters
 $(VENV)/.run: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing into $(VENV): a few minutes, once" >&2
 	$(PIP) --editable '.[worker,demo]'
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing into $(VENV): a few minutes, once" >&2
 	$(PIP) --editable '.[worker,demo,test,dev]'
 	@touch $@ $(VENV)/.run
 

@@ -19,17 +19,17 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmarks import queue_scripts, workloads
-from benchmarks.contender import Case, Contender, ContenderError
+from benchmarks.contender import Answer, Case, Contender, ContenderError
 from benchmarks.offline import Model, environment, find_model
 from benchmarks.queue_pieces import pieces
-from benchmarks.worker_process import WorkerFailed, running_worker
+from benchmarks.worker_process import Usage, WorkerFailed, running_worker
 from engine.errors import StartupError
 from pagemill.client import Client
 from pagemill.errors import PagemillError
@@ -71,28 +71,42 @@ def against_engine(url: str, model: Model, args: argparse.Namespace) -> dict[str
     engine = Contender(
         "engine", "benchmarks.ours", ["--model", str(model.folder), *["--dummy"] * model.dummy, *same], environment=env
     )
-    walls: dict[str, list[float]] = {"engine": [], "queue": []}
+    answers: list[Answer] = []
+    walls: list[float] = []
+    used: list[Usage] = []
+    requests = case.requests()
     with ExitStack() as stack:
         stack.enter_context(engine)
-        stack.enter_context(running_worker(url, flags, queue="bench", environment=env))
+        worker = stack.enter_context(running_worker(url, flags, queue="bench", environment=env))
         client = stack.enter_context(Client(url, queue="bench"))
         engine.run(warm_up)
         through_queue(client, warm_up.requests())
         for _ in range(args.repeat):
-            walls["engine"].append(engine.run(case).wall_s)
-            walls["queue"].append(through_queue(client, case.requests()))
-    requests = case.requests()
-    rates = {name: sum(r.max_tokens for r in requests) / statistics.median(found) for name, found in walls.items()}
+            answers.append(engine.run(case))
+            before = worker.usage()
+            walls.append(through_queue(client, requests))
+            used.append(worker.usage().since(before))
+    wall_s = {"engine": [one.wall_s for one in answers], "queue": walls}
+    cpu_s = {"engine": [one.cpu_s for one in answers], "queue": [one.process for one in used]}
+    tokens = sum(request.max_tokens for request in requests)
     return {
         "queue": "engine",
         "model": model.name,
         "workload": case.workload,
         "digest": workloads.digest(requests),
         "requests": len(requests),
-        "output_tok_s": {name: round(rate, 1) for name, rate in rates.items()},
-        "all_wall_s": {name: [round(wall, 2) for wall in found] for name, found in walls.items()},
-        "queue_over_engine": round(rates["queue"] / rates["engine"], 3),
+        "output_tok_s": {name: round(tokens / statistics.median(values), 1) for name, values in wall_s.items()},
+        "queue_over_engine": _ratio(wall_s),
+        # what neighbours on the same cores cannot distort
+        "queue_over_engine_cpu": _ratio(cpu_s),
+        "all_wall_s": {name: [round(value, 2) for value in values] for name, values in wall_s.items()},
+        "all_cpu_s": {name: [round(value, 2) for value in values] for name, values in cpu_s.items()},
+        "worker_cpu_s": {name: round(seconds, 2) for name, seconds in used[-1].threads.items()},
     }
+
+
+def _ratio(seconds: Mapping[str, Sequence[float]]) -> float:
+    return round(statistics.median(seconds["engine"]) / statistics.median(seconds["queue"]), 3)
 
 
 def own_time(url: str, args: argparse.Namespace) -> dict[str, Any]:

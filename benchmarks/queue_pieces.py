@@ -78,6 +78,7 @@ def _delivery(job: Job) -> Delivery:
         tokens=job.estimated_tokens(),
         seed=1,
         accepted_ms=1,
+        started_ms=1,
         deadline_ms=0,
         result_ttl_s=60,
         stream_tokens=False,

@@ -81,7 +81,7 @@ class KVCache:
 
     On a CPU the memory runs token by token, [2, num_blocks, block_size, num_kv_heads, head_dim]:
     a block is one run, and blocks that are gathered end to end are a sequence's keys as SDPA
-    reads them. The null block is zero and is never written.
+    reads them. The null block is zero and is never written; what else was not written may hold anything.
     """
 
     def __init__(self, shape: CacheShape) -> None:
@@ -91,5 +91,7 @@ class KVCache:
 
 
 def _pool(shape: CacheShape, num_blocks: int) -> Tensor:
-    pool = torch.zeros(2, num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim, dtype=shape.dtype)
+    # not filled: the system gives pages as they are first written, so an idle worker stays small
+    pool = torch.empty(2, num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim, dtype=shape.dtype)
+    pool[:, :1] = 0
     return pool.transpose(2, 3)

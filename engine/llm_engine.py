@@ -1,7 +1,8 @@
 """The engine's only door: add, abort, step, capacity. One thread calls it."""
 
 from collections import deque
-from collections.abc import Iterable, Sequence as SequenceOf
+from collections.abc import Iterable
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
 from engine.errors import EmptyPrompt, EngineError, InvalidParams, PromptTooLong

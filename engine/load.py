@@ -1,6 +1,5 @@
 """Builds an engine from its settings; the only place that knows all of its parts."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -28,14 +27,6 @@ _CPU_PREFILL_FLOPS = 5e10
 _CPU_COPY_BYTES_PER_S = 5e9
 
 
-@dataclass(frozen=True, slots=True)
-class _Memory:
-    """What the engine gives to blocks, in bytes."""
-
-    cache_bytes: int
-    host_bytes: int
-
-
 def load_engine(config: EngineConfig) -> LLMEngine:
     """
     Load a model and make it ready to run.
@@ -58,15 +49,7 @@ def load_engine(config: EngineConfig) -> LLMEngine:
     # what is free before the weights are read counts less than what is free after
     model, _ = load_model(path, dtype=dtype, max_model_len=max_model_len, load_format=config.load_format)
     tokenizer = _load_tokenizer(path, config)
-    memory = _memory(config)
-    shape = CacheShape.fit(
-        model_config,
-        block_size=config.block_size,
-        dtype=dtype,
-        cache_bytes=memory.cache_bytes,
-        host_bytes=memory.host_bytes if config.preemption != "recompute" else 0,
-        max_model_len=max_model_len,
-    )
+    shape = _fit(config, model_config, dtype, max_model_len)
     ends = eos_token_ids(path)
     vocab_size = min(model_config.vocab_size, tokenizer.vocab_size) if tokenizer else model_config.vocab_size
     state = SamplingState(max_num_seqs=config.max_num_seqs, vocab_size=vocab_size, eos_token_ids=ends)
@@ -105,11 +88,19 @@ def _load_tokenizer(path: Path, config: EngineConfig) -> Tokenizer | None:
     return Tokenizer(path)
 
 
-def _memory(config: EngineConfig) -> _Memory:
+def _fit(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, max_model_len: int) -> CacheShape:
     free = available_bytes()
-    cache = config.kv_cache_bytes if config.kv_cache_bytes is not None else min(free // 4, 2 * GIB)
-    host = config.swap_space_bytes if config.swap_space_bytes is not None else min(free // 10, GIB)
-    return _Memory(cache_bytes=cache, host_bytes=host)
+    cache_bytes = config.kv_cache_bytes if config.kv_cache_bytes is not None else min(free // 4, 2 * GIB)
+    host_bytes = config.swap_space_bytes if config.swap_space_bytes is not None else min(free // 10, GIB)
+    return CacheShape.fit(
+        model,
+        block_size=config.block_size,
+        dtype=dtype,
+        cache_bytes=cache_bytes,
+        # nothing would ever be swapped out
+        host_bytes=0 if config.preemption == "recompute" else host_bytes,
+        max_model_len=max_model_len,
+    )
 
 
 def _blocks(config: EngineConfig, shape: CacheShape) -> BlockManager:

@@ -267,7 +267,11 @@ class RequestOutput:
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """New text of a streaming request, after `num_tokens` tokens of that answer."""
+    """
+    New text of a streaming request, after `num_tokens` tokens of that answer.
+
+    The deltas of an answer join to its text; those of a resumed one begin with what was resumed.
+    """
 
     request_id: str
     index: int

@@ -1,7 +1,7 @@
 """
 Attention of one new token per sequence to its paged keys and values.
 
-On a CPU, sequences of like length are attended together: their blocks are gathered into one
+On a CPU, sequences of as many blocks are attended together: their blocks are gathered into one
 workspace that stays in the processor's cache, then one SDPA call reads it. That is faster than
 attending to blocks where they lie, even where they lie end to end. What the layers of a step
 share is worked out once, in a `DecodePlan`.
@@ -52,7 +52,7 @@ class DecodePlan:
     What all layers of a step share.
 
     Args:
-        order: [num_seqs] int64, the sequences by padded length, and its inverse; None where they came so.
+        order: [num_seqs] int64, the sequences by number of blocks, and its inverse; None where they came so.
     """
 
     order: tuple[Tensor, Tensor] | None
@@ -94,15 +94,15 @@ def plan_decode(kv_cache: Tensor, block_tables: Tensor, seq_lens: Tensor, window
     """
     Group the sequences of a step; arguments as those of `decode_attention`.
 
-    A sequence is padded to a length that depends on its own alone, so that its result has the
-    same bits whatever other sequences are there. Sequences in the order of their lengths save
-    a sort in every layer.
+    Only sequences of as many blocks are grouped, so that a sequence's result has the same bits
+    whatever other sequences are there; padding to common lengths gains nothing over it. Sequences
+    in the order of their lengths save a sort in every layer.
     """
     block_size = kv_cache.shape[3]
     tables, stops = block_tables.numpy(), seq_lens.numpy().astype(np.int64)
     starts = np.maximum(stops - window, 0) if window else np.zeros_like(stops)
     first_blocks = starts // block_size
-    widths = np.array([_padded_width(int(n), block_size) for n in -(-stops // block_size) - first_blocks])
+    widths = -(-stops // block_size) - first_blocks
     order = np.argsort(widths, kind="stable")
 
     members = _split(widths[order], block_size, kv_cache)
@@ -150,13 +150,6 @@ def decode_attention_reference(query: Tensor, kv_cache: Tensor, scale: float, pl
         out = out[:, :, :group_size]
     out = out.reshape(num_seqs, num_heads, head_dim)
     return out if plan.order is None else out.index_select(0, plan.order[1])
-
-
-def _padded_width(num_blocks: int, block_size: int) -> int:
-    """Round up to one of four lengths an octave, and to 64 tokens at least."""
-    num_tokens = num_blocks * block_size
-    step = max(64, 1 << (num_tokens - 1).bit_length() - 3)
-    return max(1, -(-num_tokens // step) * step // block_size)
 
 
 def _split(widths: NDArray[np.int64], block_size: int, kv_cache: Tensor) -> list[tuple[int, int]]:

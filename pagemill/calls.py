@@ -86,7 +86,7 @@ def pull(
 
 def _delivery(row: list[bytes]) -> Delivery:
     job_id, lane, tenant, stream, entry_id, attempt, payload, ref = row[:8]
-    tokens, seed, accepted, deadline, ttl, streams, checkpoint, meta = row[8:]
+    tokens, seed, accepted, started, deadline, ttl, streams, checkpoint, meta = row[8:]
     return Delivery(
         job_id=job_id.decode(),
         lane=lane.decode(),
@@ -99,6 +99,7 @@ def _delivery(row: list[bytes]) -> Delivery:
         tokens=int(tokens),
         seed=int(seed),
         accepted_ms=int(accepted),
+        started_ms=int(started),
         deadline_ms=int(deadline),
         result_ttl_s=int(ttl),
         stream_tokens=streams == b"1",

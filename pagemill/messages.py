@@ -91,6 +91,7 @@ class Delivery:
         tokens: The client's estimate of prompt and answer tokens.
         seed: The job's own, or the one chosen when it was accepted.
         accepted_ms: When it was accepted, by the server's clock.
+        started_ms: When a worker first took it.
         deadline_ms: When the answer becomes worthless, by the server's clock; 0 for never.
         result_ttl_s: How long its result is kept.
         stream_tokens: Tokens are to be published while they are generated.
@@ -109,6 +110,7 @@ class Delivery:
     tokens: int
     seed: int
     accepted_ms: int
+    started_ms: int
     deadline_ms: int
     result_ttl_s: int
     stream_tokens: bool

@@ -71,6 +71,8 @@ class _Job:
     # all tokens that each answer will have; the first `num_done` are "generated"
     answers: tuple[bytes, ...]
     num_done: int
+    # letters of each answer that were streamed
+    num_shown: int = 0
     cost: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -155,7 +157,7 @@ class FakeEngine:
             before, job.num_done = job.num_done, min(job.length, job.num_done + stride)
             num_tokens += (job.num_done - before) * len(job.answers)
             if job.request.stream:
-                deltas += _deltas(job, before)
+                deltas += _deltas(job)
             if job.num_done == job.length:
                 self._leave(job.request.request_id)
                 finished.append(_output(job, FinishReason.LENGTH))
@@ -232,11 +234,12 @@ def _plan(request: Request, length: int) -> _Job:
     return _Job(request, tuple(answers), num_done=min(length, *map(len, resumed)))
 
 
-def _deltas(job: _Job, before: int) -> list[TextDelta]:
+def _deltas(job: _Job) -> list[TextDelta]:
+    shown, job.num_shown = job.num_shown, job.num_done
     return [
-        TextDelta(job.request.request_id, index, answer[before : job.num_done].decode(), job.num_done)
+        TextDelta(job.request.request_id, index, answer[shown : job.num_done].decode(), job.num_done)
         for index, answer in enumerate(job.answers)
-        if job.num_done > before
+        if job.num_done > shown
     ]
 
 

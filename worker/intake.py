@@ -26,12 +26,11 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """A job that the engine can take; `resumed_chars` of its text were generated before."""
+    """A job that the engine can take."""
 
     delivery: Delivery
     request: Request
     job: Job
-    resumed_chars: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +95,7 @@ class Intake:
             log.exception("job.intake_failed", job_id=delivery.job_id)
             message = f"the worker could not read the job: {type(error).__name__}: {error}"
             return Refused(delivery, Failure(code="engine_error", message=message), job)
-        return Accepted(delivery, request, job, self._resumed_chars(request))
+        return Accepted(delivery, request, job)
 
     def _payload(self, delivery: Delivery) -> bytes:
         if delivery.payload is not None:
@@ -123,11 +122,6 @@ class Intake:
             priority=LANES.index(job.lane),
             stream=delivery.stream_tokens,
         )
-
-    def _resumed_chars(self, request: Request) -> int:
-        if not (request.stream and request.resumed):
-            return 0
-        return len(self.tokenizer.decode(request.resumed[0], skip_special_tokens=request.params.skip_special_tokens))
 
     def _tokenise(self, job: Job) -> TokenIds:
         if isinstance(job.prompt, tuple):

@@ -155,7 +155,6 @@ class Jobs:
                 case Accepted():
                     held.job, held.request = prepared.job, prepared.request
                     held.saved_bytes = len(prepared.delivery.checkpoint) if prepared.request.resumed else 0
-                    held.text_offsets = {0: prepared.resumed_chars} if prepared.resumed_chars else {}
                     requests.append(prepared.request)
                 case Refused():
                     log.info("job.refused", job_id=held.delivery.job_id, code=prepared.failure.code)

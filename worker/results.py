@@ -51,6 +51,7 @@ class ResultMaker:
             worker=self._worker_id,
             attempt=delivery.attempt,
             accepted_ms=delivery.accepted_ms,
+            started_ms=delivery.started_ms,
             metadata=metadata,
         )
 

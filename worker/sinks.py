@@ -8,16 +8,16 @@ lease. Writing one twice does no harm: the queue knows the job as ended.
 import asyncio
 import random
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import structlog
 
 from engine.request import RequestOutput
 from pagemill.consumer import Consumer
 from pagemill.errors import ObjectStoreError, QueueUnavailable
-from pagemill.messages import Finished, Outcome
+from pagemill.messages import Delivery, Finished, Outcome
 from pagemill.object_store import ObjectStore
 from pagemill.schema import Failure, Result, ResultStatus
 from worker.leases import Held
@@ -81,16 +81,16 @@ class Sink:
         self._inline_bytes = inline_bytes
         self._on_settled = on_settled
 
-        # all the mutable state there is: what waits, what is being uploaded, what is being written
+        # all the mutable state there is: what waits, what goes to or from the store, what is being written
         self._ended: deque[Ended] = deque()
         self._ready: deque[_Ready] = deque()
-        self._uploads: set[asyncio.Task[None]] = set()
+        self._transfers: set[asyncio.Task[None]] = set()
         self._num_writing = 0
         self._work = asyncio.Event()
 
     def __len__(self) -> int:
-        """Jobs that have ended and are not written yet."""
-        return len(self._ended) + len(self._ready) + len(self._uploads) + self._num_writing
+        """Jobs that have ended and are not written yet, and payloads that are not deleted yet."""
+        return len(self._ended) + len(self._ready) + len(self._transfers) + self._num_writing
 
     def put(self, ended: Ended) -> None:
         """Take an ended job; its result is written soon."""
@@ -134,6 +134,19 @@ class Sink:
                 self._ready.append(one)
             else:
                 self._on_settled(one.held, outcome)
+                if outcome == "done":
+                    self._discard_payload(finished.delivery)
+
+    def _discard_payload(self, delivery: Delivery) -> None:
+        """Delete a payload that lies in the store; one that stays behind is for the bucket's lifecycle rule."""
+        if delivery.payload_ref and self._store is not None:
+            self._start(self._delete(self._store, delivery.payload_ref))
+
+    async def _delete(self, store: ObjectStore, ref: str) -> None:
+        try:
+            await asyncio.to_thread(store.delete, ref)
+        except ObjectStoreError as error:
+            log.warning("payload.not_deleted", ref=ref, error=str(error))
 
     def _make(self, ended: Ended) -> Result:
         delivery = ended.held.delivery
@@ -153,9 +166,12 @@ class Sink:
         return choice == "object" or (choice == "auto" and len(payload) > self._inline_bytes)
 
     def _upload_later(self, ended: Ended, result: Result | None) -> None:
-        task = asyncio.create_task(self._upload(ended, result))
-        self._uploads.add(task)
-        task.add_done_callback(self._uploads.discard)
+        self._start(self._upload(ended, result))
+
+    def _start(self, transfer: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(transfer)
+        self._transfers.add(task)
+        task.add_done_callback(self._transfers.discard)
 
     async def _upload(self, ended: Ended, result: Result | None) -> None:
         if result is None:

@@ -16,8 +16,9 @@
 --   1 worker id   2 most jobs   3 most tokens   4 tokens that one job counts at most, 0 for no limit
 --   5 lease ms    6 most entries to look at   7 turn
 -- Returns
---   {again 0/1, job, job, ...}: again where another call may claim more at once; a job is {id, lane, tenant, stream, entry, attempt, payload, ref,
---   tokens, seed, accepted ms, deadline ms, ttl s, stream 0/1, checkpoint, checkpoint meta}
+--   {again 0/1, job, job, ...}: again where another call may claim more at once; a job is
+--   {id, lane, tenant, stream, entry, attempt, payload, ref, tokens, seed, accepted ms, started ms,
+--   deadline ms, ttl s, stream 0/1, checkpoint, checkpoint meta}
 
 local worker = ARGV[1]
 local seats, budget = tonumber(ARGV[2]), tonumber(ARGV[3])
@@ -119,10 +120,11 @@ local function admit(from, entry, fields)
     return settle_here(id, v[11] and 'cancelled' or 'expired', now)
   end
   local attempt = whole((v[10] or 0) + 1)
-  redis.call('HSET', job, 'st', 'running', 'own', worker, 'att', attempt, 'run', v[13] or whole(now))
+  local started = v[13] or whole(now)
+  redis.call('HSET', job, 'st', 'running', 'own', worker, 'att', attempt, 'run', started)
   jobs[#jobs + 1] = {
     id, from.lane, v[3], from.stream, entry, attempt, not v[4] and redis.call('GET', key('d', id)) or '', v[4] or '',
-    fields[4], v[5], v[6], v[7] or '0', v[8], v[9] or '0', v[12] and redis.call('GET', key('ck', id)) or '',
+    fields[4], v[5], v[6], started, v[7] or '0', v[8], v[9] or '0', v[12] and redis.call('GET', key('ck', id)) or '',
     v[12] or '',
   }
 end

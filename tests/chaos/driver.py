@@ -57,7 +57,7 @@ class Report:
     reclaimed: int = 0
     released: int = 0
     fenced: int = 0
-    resumed: int = 0
+    taken_over: int = 0
     faults: list[str] = field(default_factory=list)
 
     @property
@@ -171,7 +171,7 @@ def _check_results(client: Client, redis: Redis, jobs: Sequence[Job], report: Re
         if job.id in ends:
             result = client.result(job.id)
             wrong += (result.status, result.text) != ("done", text)
-            report.resumed += result.attempt > 1
+            report.taken_over += result.attempt > 1
     if wrong:
         report.faults.append(f"{wrong} results differ from those of an undisturbed run")
 

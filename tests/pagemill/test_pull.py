@@ -28,6 +28,7 @@ def test_a_delivery_has_all_of_the_job(client: Client, consumer: MakeConsumer) -
     assert (job.id, "bulk", "acme", job.payload()) == (got.job_id, got.lane, got.tenant, got.payload)
     assert (1, job.estimated_tokens(), 90, True) == (got.attempt, got.tokens, got.result_ttl_s, got.stream_tokens)
     assert got.deadline_ms == got.accepted_ms + 60_000
+    assert got.started_ms >= got.accepted_ms
     assert (None, b"", "") == (got.payload_ref, got.checkpoint, got.checkpoint_meta)
 
 

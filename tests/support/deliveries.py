@@ -21,6 +21,7 @@ def delivery(payload: bytes | None = None, **fields: Any) -> Delivery:
         "tokens": 10,
         "seed": 77,
         "accepted_ms": 0,
+        "started_ms": 0,
         "deadline_ms": 0,
         "result_ttl_s": 60,
         "stream_tokens": False,

@@ -136,3 +136,15 @@ def test_prompts_are_checked_as_the_real_engine_does() -> None:
         engine.add(request("a", "12345678"))
     engine.add(request("a", "1234567"))
     assert 1 == len(run(engine)["a"].completions[0].token_ids)
+
+
+def test_the_stream_of_a_resumed_request_begins_at_its_beginning() -> None:
+    """
+    Deltas join to the whole text, so that a reader can tell by offsets what it has seen.
+    """
+    engine = FakeEngine()
+    start = request("a", resumed=((*b"abc",),))
+    engine.add(Request("a", start.prompt, start.params, resumed=start.resumed, stream=True))
+    outputs = engine.step()
+
+    assert outputs.finished[0].completions[0].text == "".join(delta.text for delta in outputs.deltas)

@@ -165,3 +165,18 @@ def test_logprobs_carry_the_tokens_text() -> None:
 
     assert logprobs is not None
     assert ("h", ((105, "i", -1.0),)) == (logprobs[0].token, logprobs[0].top)
+
+
+def test_a_payload_in_the_store_goes_when_its_job_has_ended(tmp_path: Path) -> None:
+    """
+    What a producer put into the store for the worker is deleted once the result is written, and not before.
+    """
+    store = FileStore(tmp_path)
+    mine, theirs = store.put("payloads/mine", b"{}"), store.put("payloads/theirs", b"{}")
+    jobs = [held("mine"), held("theirs")]
+    for one, ref in zip(jobs, (mine, theirs), strict=True):
+        one.delivery = replace(one.delivery, payload=None, payload_ref=ref)
+
+    write(ScriptedConsumer(["done", "fenced"]), [Ended(one, "done", output()) for one in jobs], store)
+
+    assert [False, True] == [store.exists(ref) for ref in (mine, theirs)]
