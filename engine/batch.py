@@ -1,6 +1,6 @@
 """A step as flat tensors: what the network reads."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,41 +9,7 @@ from torch import Tensor
 
 from engine.request import Chunk, Step
 from kernels.decode_attention import DecodePlan, plan_decode
-from kernels.prefill_attention import PrefillChunk, plan_prefill
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeInputs:
-    """
-    The chunks of one token, for `kernels.decode_attention`.
-
-    Args:
-        block_tables: [num_seqs, max_blocks] int32; 0, the null block, past the end.
-        seq_lens: [num_seqs] int32.
-        plans: By sliding window, what the layers with that window share.
-    """
-
-    block_tables: Tensor
-    seq_lens: Tensor
-    plans: Mapping[int | None, DecodePlan]
-
-
-@dataclass(frozen=True, slots=True)
-class PrefillInputs:
-    """
-    The longer chunks, for `kernels.prefill_attention`.
-
-    Args:
-        block_tables: [num_seqs, max_blocks] int32; 0, the null block, past the end.
-        query_start: [num_seqs + 1] int32, counted from the first token of these chunks.
-        seq_lens: [num_seqs] int32.
-        plans: By sliding window, what the layers with that window share.
-    """
-
-    block_tables: Tensor
-    query_start: Tensor
-    seq_lens: Tensor
-    plans: Mapping[int | None, tuple[PrefillChunk, ...]]
+from kernels.prefill_attention import PrefillPlan, plan_prefill
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +22,8 @@ class ForwardBatch:
         positions: [num_tokens] int64.
         slot_mapping: [num_tokens] int64, where keys and values go; -1 is nowhere.
         num_decodes: Chunks of one token.
+        decode, prefill: By sliding window, how the layers with that window attend the two kinds
+            of chunks; empty where there are none.
         first_rows: By place in `Step.chunks`, the chunk's first token here.
         sample_rows: [num_sampling] int64, the last tokens of the sampling chunks in their order.
     """
@@ -64,13 +32,13 @@ class ForwardBatch:
     positions: Tensor
     slot_mapping: Tensor
     num_decodes: int
-    decode: DecodeInputs | None
-    prefill: PrefillInputs | None
+    decode: Mapping[int | None, DecodePlan]
+    prefill: Mapping[int | None, PrefillPlan]
     first_rows: tuple[int, ...]
     sample_rows: Tensor
 
 
-def build_batch(step: Step, *, kv_cache: Tensor, windows: Collection[int | None], last_token: Tensor) -> ForwardBatch:
+def build_batch(step: Step, *, kv_cache: Tensor, windows: Set[int | None], last_token: Tensor) -> ForwardBatch:
     """
     Lay a step's chunks out.
 
@@ -103,8 +71,8 @@ def build_batch(step: Step, *, kv_cache: Tensor, windows: Collection[int | None]
         positions=torch.from_numpy(positions),
         slot_mapping=torch.from_numpy(slots),
         num_decodes=num_decodes,
-        decode=_decode_inputs(ordered[:num_decodes], tables[:num_decodes], kv_cache, windows),
-        prefill=_prefill_inputs(ordered[num_decodes:], tables[num_decodes:], kv_cache, windows),
+        decode=_decode_plans(ordered[:num_decodes], tables[:num_decodes], kv_cache, windows),
+        prefill=_prefill_plans(ordered[num_decodes:], tables[num_decodes:], kv_cache, windows),
         first_rows=tuple(first_rows.tolist()),
         sample_rows=torch.tensor(sample_rows, dtype=torch.int64),
     )
@@ -138,24 +106,22 @@ def _input_ids(chunks: Sequence[Chunk], starts: np.ndarray, last_token: Tensor) 
     return input_ids
 
 
-def _decode_inputs(
-    chunks: Sequence[Chunk], tables: np.ndarray, kv_cache: Tensor, windows: Collection[int | None]
-) -> DecodeInputs | None:
+def _decode_plans(
+    chunks: Sequence[Chunk], tables: np.ndarray, kv_cache: Tensor, windows: Set[int | None]
+) -> dict[int | None, DecodePlan]:
     if not chunks:
-        return None
+        return {}
     block_tables = torch.from_numpy(tables)
     seq_lens = torch.tensor([chunk.start + 1 for chunk in chunks], dtype=torch.int32)
-    plans = {window: plan_decode(kv_cache, block_tables, seq_lens, window) for window in set(windows)}
-    return DecodeInputs(block_tables, seq_lens, plans)
+    return {window: plan_decode(kv_cache, block_tables, seq_lens, window) for window in windows}
 
 
-def _prefill_inputs(
-    chunks: Sequence[Chunk], tables: np.ndarray, kv_cache: Tensor, windows: Collection[int | None]
-) -> PrefillInputs | None:
+def _prefill_plans(
+    chunks: Sequence[Chunk], tables: np.ndarray, kv_cache: Tensor, windows: Set[int | None]
+) -> dict[int | None, PrefillPlan]:
     if not chunks:
-        return None
+        return {}
     block_tables = torch.from_numpy(tables)
     query_start = torch.tensor([0, *(chunk.length for chunk in chunks)], dtype=torch.int32).cumsum(0).int()
     seq_lens = torch.tensor([chunk.start + chunk.length for chunk in chunks], dtype=torch.int32)
-    plans = {window: plan_prefill(kv_cache, block_tables, query_start, seq_lens, window) for window in set(windows)}
-    return PrefillInputs(block_tables, query_start, seq_lens, plans)
+    return {window: plan_prefill(kv_cache, block_tables, query_start, seq_lens, window) for window in windows}

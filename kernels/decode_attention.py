@@ -49,54 +49,33 @@ class DecodeGroup:
 @dataclass(frozen=True, slots=True)
 class DecodePlan:
     """
-    What all layers of a step share.
+    What all layers of a step with one window share.
 
     Args:
+        block_tables, seq_lens, window: As `plan_decode` got them.
         order: [num_seqs] int64, the sequences by number of blocks, and its inverse; None where they came so.
     """
 
+    block_tables: Tensor
+    seq_lens: Tensor
+    window: int | None
     order: tuple[Tensor, Tensor] | None
     groups: tuple[DecodeGroup, ...]
 
 
-def decode_attention(
-    query: Tensor,
-    kv_cache: Tensor,
-    block_tables: Tensor,
-    seq_lens: Tensor,
-    scale: float,
-    window: int | None = None,
-    plan: DecodePlan | None = None,
-) -> Tensor:
-    """
-    Attend each sequence's newest token to its cached keys, its own among them.
-
-    Args:
-        query: [num_seqs, num_heads, head_dim].
-        kv_cache: [2, num_blocks, num_kv_heads, block_size, head_dim]; on a CPU a view of
-            memory in the order [2, num_blocks, block_size, num_kv_heads, head_dim].
-        block_tables: [num_seqs, max_blocks] int32; 0, the null block, past the end.
-        seq_lens: [num_seqs] int32, tokens in the cache, the newest among them.
-        scale: Multiplies the scores; 1 / sqrt(head_dim) as a rule.
-        window: The token at i sees j where i - window < j <= i; None is all up to i.
-        plan: `plan_decode` of the same arguments, shared by the layers of a step.
-
-    Returns:
-        [num_seqs, num_heads, head_dim], the dtype of `query`.
-
-    Source: Kwon et al. 2023, arXiv:2309.06180, section 4.3.
-    """
-    plan = plan or plan_decode(kv_cache, block_tables, seq_lens, window)
-    return decode_attention_reference(query, kv_cache, scale, plan)
-
-
 def plan_decode(kv_cache: Tensor, block_tables: Tensor, seq_lens: Tensor, window: int | None = None) -> DecodePlan:
     """
-    Group the sequences of a step; arguments as those of `decode_attention`.
+    Group the sequences of a step for `decode_attention`.
 
     Only sequences of as many blocks are grouped, so that a sequence's result has the same bits
     whatever other sequences are there; padding to common lengths gains nothing over it. Sequences
     in the order of their lengths save a sort in every layer.
+
+    Args:
+        kv_cache: That of any layer.
+        block_tables: [num_seqs, max_blocks] int32; 0, the null block, past the end.
+        seq_lens: [num_seqs] int32, tokens in the cache, the newest among them.
+        window: The token at i sees j where i - window < j <= i; None is all up to i.
     """
     block_size = kv_cache.shape[3]
     tables, stops = block_tables.numpy(), seq_lens.numpy().astype(np.int64)
@@ -113,16 +92,36 @@ def plan_decode(kv_cache: Tensor, block_tables: Tensor, seq_lens: Tensor, window
     for start, stop in members:
         seqs, width = order[start:stop], int(widths[order[start]])
         columns = first_blocks[seqs, None] + np.arange(width)
-        blocks = np.take_along_axis(tables[seqs], np.minimum(columns, tables.shape[1] - 1), axis=1)
+        blocks = np.take_along_axis(tables[seqs], columns, axis=1)
         slots = columns[:, :1] * block_size + np.arange(width * block_size)
         visible = (slots >= starts[seqs, None]) & (slots < stops[seqs, None])
         groups.append(_group(start, blocks.astype(np.int64), visible, kv_cache, workspace))
     sorting = torch.from_numpy(order)
     came_sorted = bool((order[1:] > order[:-1]).all())
-    return DecodePlan(None if came_sorted else (sorting, sorting.argsort()), tuple(groups))
+    places = None if came_sorted else (sorting, sorting.argsort())
+    return DecodePlan(block_tables, seq_lens, window, places, tuple(groups))
 
 
-def decode_attention_reference(query: Tensor, kv_cache: Tensor, scale: float, plan: DecodePlan) -> Tensor:
+def decode_attention(query: Tensor, kv_cache: Tensor, plan: DecodePlan, scale: float) -> Tensor:
+    """
+    Attend each sequence's newest token to its cached keys, its own among them.
+
+    Args:
+        query: [num_seqs, num_heads, head_dim].
+        kv_cache: [2, num_blocks, num_kv_heads, block_size, head_dim]; on a CPU a view of
+            memory in the order [2, num_blocks, block_size, num_kv_heads, head_dim].
+        plan: `plan_decode` of these sequences.
+        scale: Multiplies the scores; 1 / sqrt(head_dim) as a rule.
+
+    Returns:
+        [num_seqs, num_heads, head_dim], the dtype of `query`.
+
+    Source: Kwon et al. 2023, arXiv:2309.06180, section 4.3.
+    """
+    return decode_attention_reference(query, kv_cache, plan, scale)
+
+
+def decode_attention_reference(query: Tensor, kv_cache: Tensor, plan: DecodePlan, scale: float) -> Tensor:
     num_seqs, num_heads, head_dim = query.shape
     _, num_blocks, num_kv_heads, block_size, _ = kv_cache.shape
     cache_rows = kv_cache.transpose(2, 3).view(2 * num_blocks, block_size * num_kv_heads * head_dim)

@@ -34,45 +34,35 @@ class PrefillChunk:
     mask: Tensor | None
 
 
-def prefill_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    kv_cache: Tensor,
-    block_tables: Tensor,
-    query_start: Tensor,
-    seq_lens: Tensor,
-    scale: float,
-    window: int | None = None,
-    plan: tuple[PrefillChunk, ...] | None = None,
-) -> Tensor:
+@dataclass(frozen=True, slots=True)
+class PrefillPlan:
     """
-    Attend each new token to those up to it in its own sequence.
+    What all layers of a step with one window share.
 
     Args:
-        query: [num_tokens, num_heads, head_dim], new tokens of all sequences end to end.
-        key, value: [num_tokens, num_kv_heads, head_dim], of the same tokens.
-        kv_cache: [2, num_blocks, num_kv_heads, block_size, head_dim], read for what precedes them.
-        block_tables: [num_seqs, max_blocks] int32; 0, the null block, past the end.
-        query_start: [num_seqs + 1] int32, where each sequence's new tokens begin.
-        seq_lens: [num_seqs] int32, tokens before and among the new ones.
-        scale: Multiplies the scores; 1 / sqrt(head_dim) as a rule.
-        window: The token at i sees j where i - window < j <= i; None is all up to i.
-        plan: `plan_prefill` of the same arguments, shared by the layers of a step.
-
-    Returns:
-        [num_tokens, num_heads, head_dim], the dtype of `query`.
-
-    Source: Dao 2023, arXiv:2307.08691, for the tiling that SDPA does.
+        block_tables, query_start, seq_lens, window: As `plan_prefill` got them.
     """
-    plan = plan or plan_prefill(kv_cache, block_tables, query_start, seq_lens, window)
-    return prefill_attention_reference(query, key, value, kv_cache, scale, plan)
+
+    block_tables: Tensor
+    query_start: Tensor
+    seq_lens: Tensor
+    window: int | None
+    chunks: tuple[PrefillChunk, ...]
 
 
 def plan_prefill(
     kv_cache: Tensor, block_tables: Tensor, query_start: Tensor, seq_lens: Tensor, window: int | None = None
-) -> tuple[PrefillChunk, ...]:
-    """Work out what the layers of a step share; arguments as those of `prefill_attention`."""
+) -> PrefillPlan:
+    """
+    Find each chunk's prefix and mask for `prefill_attention`.
+
+    Args:
+        kv_cache: That of any layer.
+        block_tables: [num_seqs, max_blocks] int32; 0, the null block, past the end.
+        query_start: [num_seqs + 1] int32, where each sequence's new tokens begin.
+        seq_lens: [num_seqs] int32, tokens before and among the new ones.
+        window: The token at i sees j where i - window < j <= i; None is all up to i.
+    """
     block_size = kv_cache.shape[3]
     bounds = query_start.tolist()
     chunks = []
@@ -91,14 +81,35 @@ def plan_prefill(
                 mask=_mask(stop - start, end - begin, window, kv_cache.dtype),
             )
         )
-    return tuple(chunks)
+    return PrefillPlan(block_tables, query_start, seq_lens, window, tuple(chunks))
+
+
+def prefill_attention(
+    query: Tensor, key: Tensor, value: Tensor, kv_cache: Tensor, plan: PrefillPlan, scale: float
+) -> Tensor:
+    """
+    Attend each new token to those up to it in its own sequence.
+
+    Args:
+        query: [num_tokens, num_heads, head_dim], new tokens of all sequences end to end.
+        key, value: [num_tokens, num_kv_heads, head_dim], of the same tokens.
+        kv_cache: [2, num_blocks, num_kv_heads, block_size, head_dim], read for what precedes them.
+        plan: `plan_prefill` of these sequences.
+        scale: Multiplies the scores; 1 / sqrt(head_dim) as a rule.
+
+    Returns:
+        [num_tokens, num_heads, head_dim], the dtype of `query`.
+
+    Source: Dao 2023, arXiv:2307.08691, for the tiling that SDPA does.
+    """
+    return prefill_attention_reference(query, key, value, kv_cache, plan, scale)
 
 
 def prefill_attention_reference(
-    query: Tensor, key: Tensor, value: Tensor, kv_cache: Tensor, scale: float, plan: tuple[PrefillChunk, ...]
+    query: Tensor, key: Tensor, value: Tensor, kv_cache: Tensor, plan: PrefillPlan, scale: float
 ) -> Tensor:
     out = torch.empty_like(query, memory_format=torch.contiguous_format)
-    for chunk in plan:
+    for chunk in plan.chunks:
         members = slice(chunk.start, chunk.stop)
         keys, values = key[members], value[members]
         if chunk.num_prefix:

@@ -5,54 +5,58 @@ Halves are rotated (GPT-NeoX order): element i pairs with element i + rotary_dim
 Source: Su et al. 2021, arXiv:2104.09864.
 """
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from kernels.rms_norm import rms_norm_reference
 
 
+@dataclass(frozen=True, slots=True)
+class HeadNorms:
+    """Weights [head_dim] of the norms of query and key heads, and what is added to their mean squares."""
+
+    query: Tensor
+    key: Tensor
+    eps: float
+
+
 def rope_and_store(
     qkv: Tensor,
-    cos: Tensor,
-    sin: Tensor,
+    rotation: tuple[Tensor, Tensor],
     slot_mapping: Tensor,
     kv_cache: Tensor,
-    *,
     num_heads: int,
-    norms: tuple[Tensor, Tensor] | None = None,
-    eps: float = 1e-6,
+    norms: HeadNorms | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """
     Norm and rotate queries and keys in place, and write keys and values to their slots.
 
     Args:
         qkv: [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim].
-        cos: [num_tokens, 1, rotary_dim] float32, the cosines of each token's angles, twice over;
-            a head's elements past rotary_dim are not rotated.
-        sin: [num_tokens, 1, rotary_dim] float32, their sines, negated and then plain.
+        rotation: Two of [num_tokens, 1, rotary_dim] float32: the cosines of each token's angles,
+            twice over, and their sines, negated and then plain. A head's elements past
+            rotary_dim are not rotated.
         slot_mapping: [num_tokens] int64, block id * block_size + offset; -1 writes nothing.
         kv_cache: [2, num_blocks, num_kv_heads, block_size, head_dim].
         num_heads: Query heads.
-        norms: Weights [head_dim] of the query norm and the key norm, applied before the rotation.
-        eps: Of these norms.
+        norms: Applied before the rotation.
 
     Returns:
         Query [num_tokens, num_heads, head_dim], key and value [num_tokens, num_kv_heads, head_dim]:
         views of `qkv`.
     """
-    return rope_and_store_reference(qkv, cos, sin, slot_mapping, kv_cache, num_heads=num_heads, norms=norms, eps=eps)
+    return rope_and_store_reference(qkv, rotation, slot_mapping, kv_cache, num_heads, norms)
 
 
 def rope_and_store_reference(
     qkv: Tensor,
-    cos: Tensor,
-    sin: Tensor,
+    rotation: tuple[Tensor, Tensor],
     slot_mapping: Tensor,
     kv_cache: Tensor,
-    *,
     num_heads: int,
-    norms: tuple[Tensor, Tensor] | None = None,
-    eps: float = 1e-6,
+    norms: HeadNorms | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     num_kv_heads, head_dim = kv_cache.shape[2], kv_cache.shape[4]
     heads = qkv.view(len(qkv), num_heads + 2 * num_kv_heads, head_dim)
@@ -60,8 +64,9 @@ def rope_and_store_reference(
     query, key, value = heads[:, :num_heads], heads[:, num_heads:num_rotated], heads[:, num_rotated:]
 
     if norms is not None:
-        query.copy_(rms_norm_reference(query, norms[0], eps))
-        key.copy_(rms_norm_reference(key, norms[1], eps))
+        query.copy_(rms_norm_reference(query, norms.query, norms.eps))
+        key.copy_(rms_norm_reference(key, norms.key, norms.eps))
+    cos, sin = rotation
     rotary_dim = cos.shape[-1]
     turned = heads[:, :num_rotated, :rotary_dim]
     swapped = turned.roll(rotary_dim // 2, -1)

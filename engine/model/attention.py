@@ -7,10 +7,10 @@ from torch import Tensor
 
 from engine.batch import ForwardBatch
 from engine.model.config import ModelConfig
-from engine.model.layers import Linear, NamedTensor, Norm
+from engine.model.layers import Linear, NamedTensor
 from kernels.decode_attention import decode_attention
 from kernels.prefill_attention import prefill_attention
-from kernels.rope import rope_and_store
+from kernels.rope import HeadNorms, rope_and_store
 
 # cosines and sines as kernels.rope reads them
 Rotation = tuple[Tensor, Tensor]
@@ -26,7 +26,6 @@ class Attention:
 
     def __init__(self, config: ModelConfig, window: int | None, dtype: torch.dtype) -> None:
         self.num_heads = config.num_heads
-        self.head_dim = config.head_dim
         self.window = window
         self.scale = config.head_dim**-0.5
 
@@ -34,12 +33,10 @@ class Attention:
         parts = {"q_proj": query_size, "k_proj": kv_size, "v_proj": kv_size}
         self.qkv = Linear(config.hidden_size, parts, bias=config.qkv_bias, dtype=dtype)
         self.output = Linear(query_size, {"o_proj": config.hidden_size}, bias=config.output_bias, dtype=dtype)
-        self.norms: tuple[Norm, Norm] | None = None
+        self.norms: HeadNorms | None = None
         if config.qk_norm:
-            query_norm = Norm(config.head_dim, eps=config.norm_eps, dtype=dtype)
-            key_norm = Norm(config.head_dim, eps=config.norm_eps, dtype=dtype)
-            self.norms = (query_norm, key_norm)
-        self.eps = config.norm_eps
+            query_weight, key_weight = (torch.empty(config.head_dim, dtype=dtype) for _ in range(2))
+            self.norms = HeadNorms(query_weight, key_weight, config.norm_eps)
 
     def forward(self, hidden: Tensor, batch: ForwardBatch, rotation: Rotation, kv_cache: Tensor) -> Tensor:
         """
@@ -51,38 +48,15 @@ class Attention:
             kv_cache: [2, num_blocks, num_kv_heads, block_size, head_dim], of this layer.
         """
         query, key, value = rope_and_store(
-            self.qkv.forward(hidden),
-            *rotation,
-            batch.slot_mapping,
-            kv_cache,
-            num_heads=self.num_heads,
-            norms=None if self.norms is None else (self.norms[0].weight, self.norms[1].weight),
-            eps=self.eps,
+            self.qkv.forward(hidden), rotation, batch.slot_mapping, kv_cache, self.num_heads, self.norms
         )
         attended = []
         split = batch.num_decodes
-        if decode := batch.decode:
-            plan = decode.plans[self.window]
-            attended.append(
-                decode_attention(
-                    query[:split], kv_cache, decode.block_tables, decode.seq_lens, self.scale, self.window, plan
-                )
-            )
-        if prefill := batch.prefill:
-            attended.append(
-                prefill_attention(
-                    query[split:],
-                    key[split:],
-                    value[split:],
-                    kv_cache,
-                    prefill.block_tables,
-                    prefill.query_start,
-                    prefill.seq_lens,
-                    self.scale,
-                    self.window,
-                    prefill.plans[self.window],
-                )
-            )
+        if batch.decode:
+            attended.append(decode_attention(query[:split], kv_cache, batch.decode[self.window], self.scale))
+        if batch.prefill:
+            plan = batch.prefill[self.window]
+            attended.append(prefill_attention(query[split:], key[split:], value[split:], kv_cache, plan, self.scale))
         rows = attended[0] if len(attended) == 1 else torch.cat(attended)
         return self.output.forward(rows.view(len(rows), -1))
 
@@ -90,8 +64,8 @@ class Attention:
         yield from self.qkv.tensors(prefix)
         yield from self.output.tensors(prefix)
         if self.norms is not None:
-            yield from self.norms[0].tensors(f"{prefix}q_norm.")
-            yield from self.norms[1].tensors(f"{prefix}k_norm.")
+            yield f"{prefix}q_norm.weight", self.norms.query
+            yield f"{prefix}k_norm.weight", self.norms.key
 
     def linears(self) -> Iterator[Linear]:
         yield self.qkv

@@ -263,7 +263,7 @@ def test_what_cannot_be_served_is_refused_at_the_door() -> None:
 
     with pytest.raises(EmptyPrompt):
         engine.add(request("b", []))
-    with pytest.raises(PromptTooLong, match="has 64 tokens .* takes 64"):
+    with pytest.raises(PromptTooLong, match=r"has 64 tokens .* takes 64"):
         engine.add(request("b", [7] * MAX_MODEL_LEN))
     with pytest.raises(InvalidParams, match="token id 1000 is not in the vocabulary of 1,000"):
         engine.add(request("b", [VOCAB]))

@@ -4,13 +4,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.decode_attention import decode_attention
+from kernels.decode_attention import decode_attention, plan_decode
 from tests.support.numerics import PagedTokens, assert_near, naive_attention
 
 
 def attend(tokens: PagedTokens, query: Tensor, window: int | None = None) -> Tensor:
-    scale = query.shape[-1] ** -0.5
-    return decode_attention(query, tokens.kv_cache, tokens.block_tables, tokens.seq_lens, scale, window)
+    plan = plan_decode(tokens.kv_cache, tokens.block_tables, tokens.seq_lens, window)
+    return decode_attention(query, tokens.kv_cache, plan, query.shape[-1] ** -0.5)
 
 
 def expect(tokens: PagedTokens, query: Tensor, window: int | None = None) -> Tensor:
@@ -59,5 +59,6 @@ def test_a_row_does_not_depend_on_its_neighbours() -> None:
 
     for seq in range(6):
         one = slice(seq, seq + 1)
-        alone = decode_attention(query[one], tokens.kv_cache, tokens.block_tables[one], tokens.seq_lens[one], 64**-0.5)
+        plan = plan_decode(tokens.kv_cache, tokens.block_tables[one], tokens.seq_lens[one])
+        alone = decode_attention(query[one], tokens.kv_cache, plan, 64**-0.5)
         assert torch.equal(together[one], alone)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.prefill_attention import prefill_attention
+from kernels.prefill_attention import plan_prefill, prefill_attention
 from tests.support.numerics import PagedTokens, assert_near, naive_attention
 
 # sequence lengths, and how many of the last tokens are new
@@ -22,6 +22,7 @@ def run_both(
     )
     query = torch.randn(sum(NEW), 2 * group_size, head_dim, dtype=dtype)
     bounds = [0, *torch.tensor(NEW).cumsum(0).tolist()]
+    query_start = torch.tensor(bounds, dtype=torch.int32)
     scale = head_dim**-0.5
     new = list(zip(tokens.keys, tokens.values, prefixes, strict=True))
     actual = prefill_attention(
@@ -29,11 +30,8 @@ def run_both(
         torch.cat([keys[prefix:] for keys, _, prefix in new]),
         torch.cat([values[prefix:] for _, values, prefix in new]),
         tokens.kv_cache,
-        tokens.block_tables,
-        torch.tensor(bounds, dtype=torch.int32),
-        tokens.seq_lens,
+        plan_prefill(tokens.kv_cache, tokens.block_tables, query_start, tokens.seq_lens, window),
         scale,
-        window,
     )
     expected = [
         naive_attention(query[bounds[i] : bounds[i + 1]], keys, values, scale, window)

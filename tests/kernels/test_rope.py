@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.rope import rope_and_store
+from kernels.rope import HeadNorms, rope_and_store
 from tests.support.numerics import assert_near
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE = 4, 2, 16, 4
@@ -55,11 +55,11 @@ def test_queries_and_keys_are_normed_and_rotated(dtype: torch.dtype, rotary_dim:
 
     query, key, value = rope_and_store(
         heads.view(5, -1),
-        *spread(angles),
+        spread(angles),
         torch.tensor([4, 5, 6, 20, 9]),
         make_cache(dtype),
-        num_heads=NUM_HEADS,
-        norms=weights if normed else None,
+        NUM_HEADS,
+        HeadNorms(*weights, eps=1e-6) if normed else None,
     )
 
     num_rotated = NUM_HEADS + NUM_KV_HEADS
@@ -82,7 +82,7 @@ def test_keys_and_values_go_to_their_slots_and_nowhere_else() -> None:
     qkv = torch.randn(4, (NUM_HEADS + 2 * NUM_KV_HEADS) * HEAD_DIM)
     slots = [21, -1, 6, 7]
 
-    _, key, value = rope_and_store(qkv, *spread(make_angles(4)), torch.tensor(slots), kv_cache, num_heads=NUM_HEADS)
+    _, key, value = rope_and_store(qkv, spread(make_angles(4)), torch.tensor(slots), kv_cache, NUM_HEADS)
 
     for token, slot in enumerate(slots):
         if slot >= 0:

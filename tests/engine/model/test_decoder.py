@@ -1,5 +1,7 @@
 """Every architecture's logits are those of transformers, however a prompt is cut into steps."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -34,7 +36,7 @@ class Driver:
         shape = CacheShape.fit(
             model.config,
             block_size=block_size,
-            dtype=torch.float64,
+            dtype=model.dtype,
             cache_bytes=8 << 20,
             host_bytes=0,
             max_model_len=256,
@@ -120,3 +122,23 @@ def test_prefills_and_decodes_in_one_step(pair: Pair) -> None:
     driver.step({0: 1, 2: 1})
     driver.step({2: 15, 0: 8})
     check(pair[0], driver)
+
+
+def test_a_decode_has_the_same_bits_in_any_batch(tmp_path: Path) -> None:
+    """
+    In float32 a decoded token's logits do not depend on what else is in the step.
+    """
+    save_tiny_model("llama", tmp_path)
+    model, _ = load_model(tmp_path, dtype=torch.float32)
+    prompts = make_prompts([20, 33, 34, 7, 61, 18, 90])
+    together, alone = Driver(model, prompts), Driver(model, prompts)
+    for driver in (together, alone):
+        for index, prompt in enumerate(prompts):
+            driver.step({index: len(prompt) - 1})
+
+    together.step(dict.fromkeys(range(7), 1))
+    for index in range(7):
+        alone.step({index: 1})
+
+    for beside_others, by_itself in zip(together.logits, alone.logits, strict=True):
+        assert torch.equal(beside_others[-1], by_itself[-1])
