@@ -16,8 +16,8 @@ from benchmarks import kv_use, offline, queue
 from engine.errors import ModelNotFound
 from worker.models import pull
 
-# lengths that fit two cores: about 44 in and 40 out, up to 204 each
-_SIZE = ["--n", "48", "--scale", "0.2"]
+# lengths that fit two cores: 44 in and 40 out in the mean, up to 204 each
+_SIZE = ["--n", "32", "--scale", "0.2"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:

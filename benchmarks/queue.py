@@ -168,7 +168,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--parts", default=",".join(PARTS))
     parser.add_argument("--model", default="smollm2", help="of the engine part: as a worker takes it, or a shape")
     parser.add_argument("--workload", default="sharegpt")
-    parser.add_argument("--n", type=int, default=48)
+    parser.add_argument("--n", type=int, default=32)
     parser.add_argument("--scale", type=float, default=0.2)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)

@@ -1,8 +1,8 @@
 """
 Matrix products with weights laid out once for the device.
 
-On a CPU in float32, oneDNN multiplies by a weight that it has reordered beforehand: 1.3 to 3.5
-times as fast as `torch.nn.functional.linear` for 8 to 512 rows on AVX2, and a row's result has
+On a CPU in float32, oneDNN multiplies by a weight that it has reordered beforehand: up to 3.5
+times as fast as `torch.nn.functional.linear` for 1 to 512 rows on AVX2, and a row's result has
 the same bits whatever rows stand beside it. Elsewhere the weight stays as it is.
 """
 

@@ -54,6 +54,8 @@ def main(flags: list[str] | None = None) -> int:
         return _explain(error, EXIT_SETTINGS)
     configure_logging(settings.log_format, settings.log_level)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    # read when torch is imported: threads that spin while they wait take the cores from all others
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         return asyncio.run(serve(settings))
     except SettingsError as error:

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from engine.block_manager import BlockManager
 from engine.policy import Headroom, PreemptionPolicy
@@ -51,31 +53,32 @@ def undisturbed(sequence: Sequence, max_model_len: int) -> tuple[list[int], Fini
     return output, FinishReason.LENGTH
 
 
-def make_world(seed: int) -> World:
-    rng = random.Random(seed)
-    block_size = rng.choice([1, 2, 4, 4, 8])
-    num_blocks = rng.choice([rng.randint(10, 25), rng.randint(10, 60)])
-    num_host_blocks = rng.choice([0, 3, num_blocks, 2 * num_blocks])
+@st.composite
+def worlds(draw: st.DrawFn) -> World:
+    """A set-up that shrinks to the plainest one, and a seed for what happens in it."""
+    block_size = draw(st.sampled_from([1, 2, 4, 8]))
+    num_blocks = draw(st.integers(10, 60))
+    num_host_blocks = draw(st.sampled_from([0, 3, num_blocks, 2 * num_blocks]))
     fits = (num_blocks - 1) * block_size
     blocks = BlockManager(
         num_blocks=num_blocks,
         block_size=block_size,
         num_host_blocks=num_host_blocks,
-        prefix_caching=rng.random() < 0.8,
-        hash_function=rng.choice([xxh3_128, blake2b_128]),
+        prefix_caching=draw(st.sampled_from([True, True, True, False])),
+        hash_function=draw(st.sampled_from([xxh3_128, blake2b_128])),
     )
     scheduler = Scheduler(
         blocks,
-        max_num_seqs=rng.choice([1, 3, 8, 16]),
-        max_num_batched_tokens=rng.choice([1, 5, 16, 64]),
-        max_model_len=rng.choice([fits, fits // 2, fits + block_size]),
-        preemption=PreemptionPolicy(rng.choice(["auto", "swap", "recompute"]), bytes_per_token=100),
+        max_num_seqs=draw(st.sampled_from([1, 3, 8, 16])),
+        max_num_batched_tokens=draw(st.sampled_from([1, 5, 16, 64])),
+        max_model_len=draw(st.sampled_from([fits, fits // 2, fits + block_size])),
+        preemption=PreemptionPolicy(draw(st.sampled_from(["auto", "swap", "recompute"])), bytes_per_token=100),
         # without headroom sequences evict each other all the time
-        headroom=Headroom(least=rng.choice([0, 0, 4, 16])),
+        headroom=Headroom(least=draw(st.sampled_from([0, 4, 16]))),
     )
     runner = FakeRunner(num_blocks=num_blocks, block_size=block_size, num_host_blocks=num_host_blocks)
-    turns = Turns(scheduler, runner, depth=rng.randint(1, 3), ends=ends)
-    return World(rng, blocks, scheduler, turns, {}, [])
+    turns = Turns(scheduler, runner, depth=draw(st.integers(1, 3)), ends=ends)
+    return World(random.Random(draw(st.integers(0, 2**32))), blocks, scheduler, turns, {}, [])
 
 
 def add_request(world: World, number: int) -> None:
@@ -154,18 +157,36 @@ def play(world: World, num_requests: int) -> None:
         turns.take()
 
 
-@pytest.mark.parametrize("first", range(0, 160, 20))
-def test_random_work_ends_as_if_it_had_run_alone(first: int) -> None:
-    """Whatever is added, aborted, preempted and late, all blocks come back and all tokens are right."""
-    for seed in range(first, first + 20):
-        world = make_world(seed)
+def check_end(world: World) -> None:
+    world.scheduler.check()
+    finished = world.turns.finished
+    assert len(set(finished)) == len(finished)
+    assert [] == [sequence for sequence in world.everyone if not sequence.finished]
+    assert world.blocks.num_usable_blocks == world.blocks.num_free_blocks
+    assert world.blocks.num_host_blocks == world.blocks.num_free_host_blocks
+    for sequence in world.everyone:
+        check_answer(world, sequence)
 
-        play(world, num_requests=world.rng.randint(3, 20))
 
-        world.scheduler.check()
-        assert len(set(turns_finished := world.turns.finished)) == len(turns_finished)
-        assert [] == [sequence for sequence in world.everyone if not sequence.finished]
-        assert world.blocks.num_usable_blocks == world.blocks.num_free_blocks
-        assert world.blocks.num_host_blocks == world.blocks.num_free_host_blocks
-        for sequence in world.everyone:
-            check_answer(world, sequence)
+@settings(max_examples=300, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(world=worlds(), num_requests=st.integers(6, 20))
+def test_random_work_ends_as_if_it_had_run_alone(world: World, num_requests: int) -> None:
+    """
+    Whatever is added, aborted, preempted and late, all blocks come back and all tokens are right.
+    """
+    play(world, num_requests)
+
+    check_end(world)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@settings(max_examples=3000, deadline=None, suppress_health_check=list(HealthCheck))
+@given(world=worlds(), num_requests=st.integers(6, 40))
+def test_much_random_work_ends_as_if_it_had_run_alone(world: World, num_requests: int) -> None:
+    """
+    The same for many more worlds, new ones in every run.
+    """
+    play(world, num_requests)
+
+    check_end(world)
