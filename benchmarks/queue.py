@@ -59,25 +59,28 @@ def through_queue(client: Client, requests: Sequence[workloads.Request]) -> floa
     return took
 
 
+def _same_engines(model: Model, threads: int) -> tuple[Contender, list[str]]:
+    """The engine alone, and the flags of a worker whose engine has the same settings."""
+    # cold for both: a repeat must not find its prompts in the cache
+    same = ["--threads", str(threads), "--set", "prefix_caching=0"]
+    flags = ["--model", str(model.folder), "--num-threads", str(threads), "--no-prefix-caching"]
+    flags += ["--dtype", "float32", "--load-format", "dummy" if model.dummy else "auto"]
+    arguments = ["--model", str(model.folder), *["--dummy"] * model.dummy, *same]
+    return Contender("engine", "benchmarks.ours", arguments, environment=environment(threads)), flags
+
+
 def against_engine(url: str, model: Model, args: argparse.Namespace) -> dict[str, Any]:
     """The engine part."""
     case = Case(args.workload, args.n, None, model.vocab, args.scale, 0)
     warm_up = Case(args.workload, 8, 7, model.vocab, args.scale, 0)
-    env = environment(args.threads)
-    # cold for both: a repeat must not find its prompts in the cache
-    same = ["--threads", str(args.threads), "--set", "prefix_caching=0"]
-    flags = ["--model", str(model.folder), "--num-threads", str(args.threads), "--no-prefix-caching"]
-    flags += ["--dtype", "float32", "--load-format", "dummy" if model.dummy else "auto"]
-    engine = Contender(
-        "engine", "benchmarks.ours", ["--model", str(model.folder), *["--dummy"] * model.dummy, *same], environment=env
-    )
+    engine, flags = _same_engines(model, args.threads)
     answers: list[Answer] = []
     walls: list[float] = []
     used: list[Usage] = []
     requests = case.requests()
     with ExitStack() as stack:
         stack.enter_context(engine)
-        worker = stack.enter_context(running_worker(url, flags, queue="bench", environment=env))
+        worker = stack.enter_context(running_worker(url, flags, queue="bench", environment=environment(args.threads)))
         client = stack.enter_context(Client(url, queue="bench"))
         engine.run(warm_up)
         through_queue(client, warm_up.requests())

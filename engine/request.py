@@ -293,7 +293,7 @@ class Capacity:
     What the engine could take now; the puller asks before it claims.
 
     Args:
-        free_seqs: Sequences that could start now.
+        free_seqs: Seats that no sequence has; those that wait want theirs from these.
         free_tokens: Tokens of KV cache that are free, or cached and evictable, less the
             headroom of what runs and what the waiting requests will need.
         waiting_seqs: Sequences that wait inside the engine already.

@@ -203,7 +203,7 @@ class Scheduler:
             promised += self.blocks.num_blocks_for(entry.sequence.num_tokens) + self._growth(entry)
         free_blocks = max(0, self.blocks.num_free_blocks + self.blocks.num_fenced_blocks - promised)
         return Capacity(
-            free_seqs=max(0, self.max_num_seqs - len(self._running) - len(self._queue)),
+            free_seqs=self.max_num_seqs - len(self._running),
             free_tokens=free_blocks * self.blocks.block_size,
             waiting_seqs=len(self._queue),
             total_tokens=self.blocks.num_usable_blocks * self.blocks.block_size,

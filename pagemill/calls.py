@@ -66,10 +66,11 @@ def submit(keys: QueueKeys, jobs: Sequence[Submission], max_queued_tokens: int) 
 
 def _answer(queue: str, job: Submission, reply: list[bytes] | int) -> Answer:
     if isinstance(reply, int):
-        return Accepted(job.job_id, "queued", duplicate=False)
+        return Accepted(job.job_id, "queued", duplicate=False, payload_ref=job.ref)
     word = reply[0]
     if word == b"DUP":
-        return Accepted(reply[1].decode(), cast(JobState, reply[2].decode()), duplicate=True)
+        first, state, ref = (part.decode() for part in reply[1:])
+        return Accepted(first, cast(JobState, state), duplicate=True, payload_ref=ref)
     if word == b"CONFLICT":
         first = reply[1].decode()
         return Conflict(first, f"job {first} has the same id or idempotency key and another content")
@@ -86,7 +87,7 @@ def pull(
 
 def _delivery(row: list[bytes]) -> Delivery:
     job_id, lane, tenant, stream, entry_id, attempt, payload, ref = row[:8]
-    tokens, seed, accepted, started, deadline, ttl, streams, checkpoint, meta = row[8:]
+    tokens, seed, accepted, started, deadline, ttl, streams, checkpoint, meta, lapses = row[8:]
     return Delivery(
         job_id=job_id.decode(),
         lane=lane.decode(),
@@ -105,6 +106,7 @@ def _delivery(row: list[bytes]) -> Delivery:
         stream_tokens=streams == b"1",
         checkpoint=checkpoint,
         checkpoint_meta=meta.decode(),
+        lapses=int(lapses),
     )
 
 
@@ -201,13 +203,9 @@ def cancel(keys: QueueKeys, job_id: str) -> Call[JobState | None]:
     return Call(load("cancel"), keys.base, [job_id], lambda reply: cast(JobState, reply.decode()) if reply else None)
 
 
-def forget(keys: QueueKeys, job_id: str) -> Call[tuple[JobState | None, bytes]]:
-    """Gives the state that the job was in, None where it is unknown, and the result's record."""
-
-    def parse(reply: list[bytes]) -> tuple[JobState | None, bytes]:
-        return (cast(JobState, reply[0].decode()) if reply[0] else None, reply[1])
-
-    return Call(load("forget"), keys.base, [job_id], parse)
+def forget(keys: QueueKeys, job_id: str) -> Call[JobState | None]:
+    """Gives the state that the job was in, None where it is unknown."""
+    return Call(load("forget"), keys.base, [job_id], lambda reply: cast(JobState, reply.decode()) if reply else None)
 
 
 STATUS_FIELDS = ("st", "ln", "tn", "tok", "att", "own", "acc", "run", "end", "dl", "cancel", "why")

@@ -26,8 +26,8 @@ class Consumer:
     entry is the fence. Leases and heartbeat are to be renewed every third of a lease; peers
     take back what is idle for a lease and whose owner's heartbeat has run out.
 
-    All methods raise QueueUnavailable where the server cannot be reached, and may be repeated
-    then; `finish` of a job that is published already says "duplicate".
+    All methods raise QueueUnavailable where the server cannot be reached or is out of memory, and
+    may be repeated then; `finish` of a job that is published already says "duplicate".
     """
 
     def __init__(self, redis: Redis, queue: str, *, worker_id: str, lease_ms: int) -> None:
@@ -41,6 +41,7 @@ class Consumer:
         self._reply_lost = False
         self._turn = 0
         self._cursor = "0"
+        self._registered: set[str] = set()
 
     def __repr__(self) -> str:
         return f"Consumer({self.worker_id} at {self.keys.queue}: {len(self._held)} held)"
@@ -69,13 +70,14 @@ class Consumer:
         """
         with translated():
             await self._redis.execute_command("HSET", MODELS, model, self.keys.queue)
+        self._registered.add(model)
 
     async def pull(self, *, max_jobs: int, max_tokens: int, job_cap_tokens: int = 0) -> list[Delivery]:
         """
         Claim jobs that fit, in order of lane, hand-backs and tenants; never above either limit.
 
-        Cancelled and expired jobs end here and are not returned. When a reply was lost, what it
-        claimed is handed back by the next call.
+        Cancelled and expired jobs end here and are not returned. When a reply was lost, all that
+        the call had claimed is handed back by the next one.
 
         Args:
             max_tokens: Estimated tokens of all the jobs together.
@@ -95,7 +97,8 @@ class Consumer:
             again, jobs = await self._pull_once(max_jobs - len(pulled), max_tokens, job_cap_tokens)
             max_tokens -= sum(min(job.tokens, job_cap_tokens or job.tokens) for job in jobs)
             pulled += jobs
-            self._held.update((job.stream, job.entry_id) for job in jobs)
+        # not before: what a call that fails halfway has claimed is handed back by the next one
+        self._held.update((job.stream, job.entry_id) for job in pulled)
         return pulled
 
     async def _pull_once(self, max_jobs: int, max_tokens: int, job_cap_tokens: int) -> tuple[bool, list[Delivery]]:
@@ -115,8 +118,9 @@ class Consumer:
                 reply = await send_once(self._redis, *call.by_hash)
             except NoScriptError:
                 reply = await send_once(self._redis, *call.by_source)
+        answer = call.parse(reply)
         self._reply_lost = False
-        return call.parse(reply)
+        return answer
 
     async def renew(self, held: Sequence[Delivery], checkpoints: Mapping[str, Checkpoint] | None = None) -> Renewal:
         """
@@ -200,15 +204,31 @@ class Consumer:
         )
         return SweepReport(True, reclaimed, promoted, expired, collected)
 
+    async def take_orphans(self, limit: int) -> list[str]:
+        """
+        URLs of payloads whose jobs ended without a worker; whoever takes them deletes the objects.
+
+        They are given once: what is then not deleted is left to the store's lifecycle rule.
+        """
+        with translated():
+            urls = await self._redis.execute_command("LPOP", self.keys.orphans, limit)
+        return [url.decode() for url in urls or ()]
+
     async def heartbeat(self, fields: Mapping[str, str | int | float]) -> None:
         """
         Say that this worker lives, and how it is; a field "model" routes that model's jobs here.
         """
         await run_async(self._redis, calls.heartbeat(self.keys, self.worker_id, lease_ms=self.lease_ms, fields=fields))
         model = fields.get("model")
-        if isinstance(model, str):
-            # each time: a flushed server has forgotten it
+        if isinstance(model, str) and not await self._is_registered(model):
             await self.register_model(model)
+
+    async def _is_registered(self, model: str) -> bool:
+        if model not in self._registered:
+            return False
+        # asked each time, as a flushed server has forgotten it; a queue that took it over keeps it
+        with translated():
+            return bool(await self._redis.execute_command("HEXISTS", MODELS, model))
 
     async def leave(self) -> None:
         """

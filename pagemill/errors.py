@@ -10,6 +10,7 @@ PagemillError
 ├── JobFailed               the job ended without an answer: `result` says why
 ├── WaitTimeout             the job has not ended yet
 ├── QueueUnavailable        the server cannot be reached or refuses: operator
+│   └── ServerFull          it is out of memory; a submit raises Busy instead
 ├── UnsafeServer            the server's settings can lose jobs: operator
 ├── ObjectStoreError        an object cannot be read or written: operator
 │   └── ObjectNotFound      there is no such object (any more)
@@ -69,7 +70,20 @@ class WaitTimeout(PagemillError):
 
 
 class QueueUnavailable(PagemillError):
-    """Raised when the server cannot be reached, is loading, or refuses a command."""
+    """
+    Raised when the server cannot be reached, is loading, or refuses a command.
+
+    After a submit, `job_id` is the job that may be in the queue or not: submitting the same
+    again with that id is safe.
+    """
+
+    def __init__(self, message: str, *, job_id: str | None = None) -> None:
+        super().__init__(message)
+        self.job_id = job_id
+
+
+class ServerFull(QueueUnavailable):
+    """Raised when the server is out of memory, by all calls but submits."""
 
 
 class UnsafeServer(PagemillError):

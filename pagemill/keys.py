@@ -23,6 +23,7 @@ keeps them in one slot. The scripts build the same names from the base (lua/comm
     st                  hash    all                     stays
     w:<worker>          hash    HEARTBEAT               one lease after the last one
     workers             zset    HEARTBEAT, COLLECT      with its last member
+    orphans             list    every end of no worker  a week after the last one; at most 10,000
     hold:<worker>       string  PULL                    two leases after it was set
     turn:<worker>       string  DISOWN                  after an hour
     bell                list    SUBMIT, hand-backs      a minute after it was rung
@@ -31,8 +32,9 @@ keeps them in one slot. The scripts build the same names from the base (lua/comm
     ch:<id>             channel every end of a job      -
 
 Fields of j:<id>: st state, fp fingerprint, ln lane, tn tenant, tok tokens, e entry, own
-worker, att attempt, acc accepted ms, run started ms, end ended ms, dl deadline ms, ttl, stream, seed,
-idem, ref the payload's object, md metadata, ckm checkpoint meta, cancel, why, lapses.
+worker, att attempt, lapses leases that ran out, cost tokens that its tenant was charged for it,
+acc accepted ms, run started ms, end ended ms, dl deadline ms, ttl, stream, seed, idem, ref the
+payload's object, md metadata, ckm checkpoint meta, cancel, why.
 
 One key is outside of all queues: `pagemill:models`, hash, model -> queue; HEARTBEAT's caller
 writes it, and it stays.
@@ -54,7 +56,7 @@ PERMANENT = ("s:", "streams", "vt:", "tenants", "ev", "st")
 class QueueKeys:
     """The names of one queue."""
 
-    __slots__ = ("base", "bell", "delayed", "events", "queue", "stats", "workers")
+    __slots__ = ("base", "bell", "delayed", "events", "orphans", "queue", "stats", "workers")
 
     def __init__(self, queue: str) -> None:
         if not _QUEUE.fullmatch(queue):
@@ -64,6 +66,7 @@ class QueueKeys:
         self.bell = f"{self.base}:bell"
         self.delayed = f"{self.base}:delayed"
         self.events = f"{self.base}:ev"
+        self.orphans = f"{self.base}:orphans"
         self.stats = f"{self.base}:st"
         self.workers = f"{self.base}:workers"
 

@@ -1,6 +1,6 @@
 """What travels between the queue's scripts and its two users, the clients and the workers."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from pagemill.schema import Result
@@ -20,11 +20,13 @@ class Accepted:
         job_id: The job that stands for it; the first one's where this is a duplicate.
         state: The state of that job when the submit arrived.
         duplicate: The queue had it already; nothing was added.
+        payload_ref: The object that the payload is read from; empty where the queue has it.
     """
 
     job_id: str
     state: JobState
     duplicate: bool
+    payload_ref: str = field(default="", compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,7 @@ class JobStatus:
 
     Args:
         tokens: Estimate of the KV cache that it takes, in tokens.
-        attempt: Times that a worker took it, hand-backs not counted.
+        attempt: Times that a worker took it, hand-backs and lapsed leases not counted.
         worker: Who runs it, or ran it last.
         cancel_requested: It runs and its worker has been told to stop it.
         reason: Why it was put off, where it was.
@@ -86,7 +88,7 @@ class Delivery:
     Args:
         stream: Key of the stream that it was read from.
         entry_id: Its entry there; with `stream` it is what a finish is fenced by.
-        attempt: 1 for the first delivery; a hand-back does not count.
+        attempt: 1 for the first delivery; neither a hand-back nor a lapsed lease counts.
         payload: The job as JSON; None where `payload_ref` says which object holds it.
         tokens: The client's estimate of prompt and answer tokens.
         seed: The job's own, or the one chosen when it was accepted.
@@ -97,6 +99,7 @@ class Delivery:
         stream_tokens: Tokens are to be published while they are generated.
         checkpoint: What earlier attempts saved with `Consumer.renew`, end to end.
         checkpoint_meta: The text saved beside it.
+        lapses: Times that a peer took it back from a worker that had fallen silent.
     """
 
     job_id: str
@@ -116,6 +119,7 @@ class Delivery:
     stream_tokens: bool
     checkpoint: bytes = b""
     checkpoint_meta: str = ""
+    lapses: int = 0
 
 
 @dataclass(frozen=True, slots=True)

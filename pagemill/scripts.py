@@ -12,7 +12,7 @@ import redis.exceptions as redis_errors
 from redis import Redis
 from redis.asyncio import Redis as AsyncRedis
 
-from pagemill.errors import Busy, QueueUnavailable
+from pagemill.errors import QueueUnavailable, ServerFull
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -67,8 +67,7 @@ class Call(Generic[T_co]):
 def run(redis: Redis, call: Call[T]) -> T:
     """
     Raises:
-        QueueUnavailable: the server cannot be reached or refuses.
-        Busy: it is out of memory.
+        QueueUnavailable: the server cannot be reached or refuses; ServerFull where it is out of memory.
     """
     with translated():
         try:
@@ -147,12 +146,12 @@ def translated() -> Iterator[None]:
     try:
         yield
     except redis_errors.OutOfMemoryError as error:
-        raise Busy("the queue's server is out of memory", retry_after_s=5.0) from error
+        raise ServerFull("the queue's server is out of memory") from error
     except redis_errors.AuthenticationError as error:
         raise QueueUnavailable(f"the queue's server refuses the login: {error}") from error
     except (redis_errors.ConnectionError, redis_errors.TimeoutError, OSError) as error:
         raise QueueUnavailable(f"the queue's server cannot be reached: {error}") from error
     except redis_errors.RedisError as error:
         if "OOM" in str(error):
-            raise Busy("the queue's server is out of memory", retry_after_s=5.0) from error
+            raise ServerFull("the queue's server is out of memory") from error
         raise QueueUnavailable(f"the queue's server refuses: {error}") from error

@@ -9,6 +9,7 @@ to do.
 import asyncio
 import queue
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -54,9 +55,15 @@ class EngineThread:
     """
 
     def __init__(
-        self, engine: Engine, *, on_turns: Callable[[list[Turn]], None], on_crash: Callable[[BaseException], None]
+        self,
+        engine: Engine,
+        *,
+        on_turns: Callable[[list[Turn]], None],
+        on_crash: Callable[[BaseException], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
+        self._clock = clock
         self._on_turns = on_turns
         self._on_crash = on_crash
         self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
@@ -66,6 +73,8 @@ class EngineThread:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
+        # written by the thread: when the engine was given something to do that has not ended; None while it idles
+        self._busy_since: float | None = None
         # written by the thread after each step; each is replaced whole, never changed
         self.capacity: Capacity = engine.capacity()
         self.stats: EngineStats = engine.stats()
@@ -73,6 +82,12 @@ class EngineThread:
     @property
     def alive(self) -> bool:
         return self._thread.is_alive()
+
+    @property
+    def step_age_s(self) -> float:
+        """For how long the step that runs now has been running; 0 while the engine idles."""
+        since = self._busy_since
+        return 0.0 if since is None else self._clock() - since
 
     def start(self) -> None:
         """Start the thread; outputs go to the running event loop."""
@@ -109,10 +124,12 @@ class EngineThread:
         try:
             while self._run_commands():
                 if self._engine.has_work:
+                    self._busy_since = self._clock()
                     outputs = self._engine.step()
                     self._turn.finished += outputs.finished
                     self._turn.deltas += outputs.deltas
                 self._publish()
+                self._busy_since = None
         except BaseException as error:
             # nobody above this frame could do better: the service hands the jobs back
             self._post(partial(self._on_crash, error))
@@ -127,6 +144,7 @@ class EngineThread:
                 return True
             if command is None:
                 return False
+            self._busy_since = self._clock()
             command()
             idle = False
 

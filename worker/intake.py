@@ -18,7 +18,7 @@ from engine.sampling_params import SamplingParams
 from pagemill.errors import InvalidJob, ObjectNotFound, ObjectStoreError
 from pagemill.messages import Delivery
 from pagemill.object_store import ObjectStore
-from pagemill.schema import LANES, Failure, Job, Options
+from pagemill.schema import LANES, MAX_PAYLOAD_BYTES, Failure, Job, Options
 from worker.engine_port import Tokenizer
 
 log = structlog.get_logger(__name__)
@@ -62,6 +62,7 @@ class Intake:
         models: Names that this worker answers to.
         fingerprint: Names model, weights, tokenizer and dtype: tokens of another are not resumed.
         store: Where large payloads lie; None where the operator gave none.
+        shared_tenants: Tenants find each other's prompts in the prefix cache.
     """
 
     tokenizer: Tokenizer
@@ -69,6 +70,7 @@ class Intake:
     max_model_len: int
     fingerprint: str
     store: ObjectStore | None = None
+    shared_tenants: bool = False
 
     def prepare(self, deliveries: Sequence[Delivery]) -> list[Prepared]:
         """Prepare each delivery by itself; in order, none left out."""
@@ -105,7 +107,8 @@ class Intake:
         if self.store is None:
             message = f"the payload is at {delivery.payload_ref} and this worker has no object store: set object_store"
             raise ObjectStoreError(message)
-        return self.store.get(delivery.payload_ref)
+        # one byte more than is allowed tells that it is too large
+        return self.store.get_range(delivery.payload_ref, 0, MAX_PAYLOAD_BYTES + 1)
 
     def _request(self, delivery: Delivery, job: Job) -> Request:
         if job.model is not None and job.model not in self.models:
@@ -118,6 +121,7 @@ class Intake:
             request_id=delivery.job_id,
             prompt=prompt,
             params=sampling_params(job.options, delivery.seed),
+            cache_salt=None if self.shared_tenants else delivery.tenant,
             resumed=self._resumed(delivery, prompt, job.options),
             priority=LANES.index(job.lane),
             stream=delivery.stream_tokens,
@@ -150,8 +154,9 @@ def resumable(options: Options) -> bool:
 
 def fit(prompt: TokenIds, options: Options, max_model_len: int, bos_token_id: int | None) -> TokenIds:
     """
-    Return the prompt, cut where the job asks for it so that `max_tokens` of answer fit.
+    Return the prompt, cut where it is too long and the job says at which end.
 
+    A cut leaves room for `max_tokens` of answer, and half of the context to the prompt at least.
     A BOS token in front stays when the left end is cut: models answer badly without it.
 
     Raises:
@@ -160,22 +165,21 @@ def fit(prompt: TokenIds, options: Options, max_model_len: int, bos_token_id: in
     """
     if len(prompt) == 0:
         raise EmptyPrompt("the prompt has no token: give at least one character that the tokenizer knows")
+    if len(prompt) < max_model_len:
+        return prompt
     if options.truncate == "error":
-        if len(prompt) >= max_model_len:
-            raise PromptTooLong(
-                f"the prompt has {len(prompt):,} tokens and the model takes {max_model_len - 1:,} and one of answer: "
-                "shorten it, or set truncate to left or right"
-            )
-        return prompt
-    room = max(1, max_model_len - options.max_tokens)
-    if len(prompt) <= room:
-        return prompt
+        raise PromptTooLong(
+            f"the prompt has {len(prompt):,} tokens and the model takes {max_model_len - 1:,} and one of answer: "
+            "shorten it, or set truncate to left or right"
+        )
+    room = max_model_len - min(options.max_tokens, max_model_len // 2)
+    head = prompt[:1] if bos_token_id is not None and prompt[0] == bos_token_id else prompt[:0]
+    if room == 1:
+        # BOS alone asks nothing
+        head, prompt = prompt[:0], prompt[len(head) :]
     if options.truncate == "right":
         return prompt[:room]
-    cut = prompt[-room:]
-    if bos_token_id is not None and prompt[0] == bos_token_id:
-        cut = np.concatenate([prompt[:1], cut[1:]])
-    return cut
+    return np.concatenate([head, prompt[len(prompt) - room + len(head) :]])
 
 
 def sampling_params(options: Options, seed: int) -> SamplingParams:

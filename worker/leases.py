@@ -33,7 +33,7 @@ class Held:
         job, request: Known when the intake has read it.
         in_engine: The engine has taken it.
         settled: Its result is on the way.
-        stopped_as: Set while the engine aborts it, for a cancel or a deadline.
+        stopped_as: Set when it is cancelled or past its deadline: it does not enter the engine any more.
         saved_bytes: Length of its checkpoint.
         meta: What goes beside the checkpoint; made for the first one.
         text_offsets: Characters already published, by answer.

@@ -15,10 +15,16 @@ def configure_logging(style: Literal["auto", "text", "json"], level: str) -> Non
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
+    # tracebacks without local variables: these hold prompts and answers
+    tracebacks = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
     rendering: list[Any] = (
-        [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+        [
+            structlog.dev.ConsoleRenderer(
+                colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
+            )
+        ]
         if as_text
-        else [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer()]
+        else [structlog.processors.ExceptionRenderer(tracebacks), structlog.processors.JSONRenderer()]
     )
     structlog.configure(
         processors=shared + rendering,

@@ -29,9 +29,15 @@ class LookAhead:
 
 @dataclass(frozen=True, slots=True)
 class Transit:
-    """What was claimed and has not reached the engine yet, so that its capacity does not know of it."""
+    """
+    What was claimed and has not reached the engine yet, so that its capacity does not know of it.
 
-    jobs: int = 0
+    Args:
+        seqs: Answers that the jobs ask for; one a job until the intake has read it.
+        tokens: Tokens that they may need, together.
+    """
+
+    seqs: int = 0
     tokens: int = 0
 
 
@@ -53,7 +59,8 @@ def decide(capacity: Capacity, transit: Transit, look_ahead: LookAhead) -> Ask |
        the tokens, and in batches: not before half of it is empty;
     3. the look-ahead is full: nothing.
     """
-    pending = capacity.waiting_seqs + transit.jobs
+    # the engine's free places do not know of those who wait for them
+    pending = capacity.waiting_seqs + transit.seqs
     free_tokens = max(0, capacity.free_tokens - transit.tokens)
     # without tokens a free place is no place: all that is pending counts as look-ahead
     num_fitting = capacity.free_seqs if free_tokens else 0

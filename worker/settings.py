@@ -48,7 +48,7 @@ class WorkerSettings(ClientSettings):
         "paged", description='"fake" answers with letters at a set speed: for load tests of a queue.'
     )
     model: str | None = Field(None, description="A folder, a .gguf file, a name of `pagemill models list`, a hub id.")
-    served_model_name: str | None = Field(None, description="The name that jobs ask for; unset: the model's own.")
+    served_model_name: str | None = Field(None, description="The name that jobs ask for; unset: what --model says, and the folder's name.")
     dtype: Literal["auto", "float32", "float64", "bfloat16", "float16"] = Field(
         "auto", description="What the model computes in; auto is float32 on a CPU."
     )
@@ -66,7 +66,7 @@ class WorkerSettings(ClientSettings):
     )
     prefix_caching: bool = Field(True, description="Find KV blocks of equal prompts again.")
     shared_tenants: bool = Field(
-        False, description="Parties that do not trust each other share the cache: use a hash that nobody can collide."
+        False, description="Tenants share cached prompts, found by a hash that nobody can collide; unset: each has its own."
     )
     preemption: Literal["auto", "swap", "recompute"] = Field(
         "auto", description="How blocks are won back under pressure; auto takes the cheaper way."
@@ -81,6 +81,9 @@ class WorkerSettings(ClientSettings):
     fake_kv_tokens: int = Field(131072, ge=1, description="Size of the fake engine's KV cache, in tokens.")
 
     # the process
+    step_timeout_s: float = Field(
+        300.0, gt=0, description="/healthz answers 503 when a step of the engine has run for longer."
+    )
     intake_threads: int = Field(2, ge=1, description="Threads that read and tokenise jobs.")
     health_port: int | None = Field(
         None, ge=0, le=65535, description="Serve /healthz and /readyz there; 0 lets the system choose a port."

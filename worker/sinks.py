@@ -17,7 +17,7 @@ import structlog
 from engine.request import RequestOutput
 from pagemill.consumer import Consumer
 from pagemill.errors import ObjectStoreError, QueueUnavailable
-from pagemill.messages import Delivery, Finished, Outcome
+from pagemill.messages import Finished, Outcome
 from pagemill.object_store import ObjectStore
 from pagemill.schema import Failure, Result, ResultStatus
 from worker.leases import Held
@@ -134,19 +134,24 @@ class Sink:
                 self._ready.append(one)
             else:
                 self._on_settled(one.held, outcome)
-                if outcome == "done":
-                    self._discard_payload(finished.delivery)
+                self._discard(finished, outcome)
 
-    def _discard_payload(self, delivery: Delivery) -> None:
-        """Delete a payload that lies in the store; one that stays behind is for the bucket's lifecycle rule."""
-        if delivery.payload_ref and self._store is not None:
-            self._start(self._delete(self._store, delivery.payload_ref))
+    def _discard(self, finished: Finished, outcome: Outcome) -> None:
+        """Delete what nobody needs any more; an object that stays behind is for the bucket's lifecycle rule."""
+        if self._store is None:
+            return
+        # fenced: its new owner reads the payload
+        if finished.delivery.payload_ref and outcome != "fenced":
+            self._start(self._delete(self._store, finished.delivery.payload_ref))
+        # not on "duplicate": where a reply was lost, the result that is published is this one
+        if finished.ref and outcome in ("fenced", "gone"):
+            self._start(self._delete(self._store, finished.ref))
 
     async def _delete(self, store: ObjectStore, ref: str) -> None:
         try:
             await asyncio.to_thread(store.delete, ref)
         except ObjectStoreError as error:
-            log.warning("payload.not_deleted", ref=ref, error=str(error))
+            log.warning("object.not_deleted", ref=ref, error=str(error))
 
     def _make(self, ended: Ended) -> Result:
         delivery = ended.held.delivery
@@ -179,7 +184,9 @@ class Sink:
         payload = await asyncio.to_thread(result.payload)
         ref = None
         if self._goes_to_store(ended.held, payload):
-            name = f"results/{result.job_id}.json"
+            # of this entry alone: a worker that was fenced off must not write over the published result
+            delivery = ended.held.delivery
+            name = f"results/{self._consumer.keys.queue}/{delivery.job_id}-{delivery.entry_id}.json"
             ref = await keep_trying("results.upload", lambda: asyncio.to_thread(self._put, name, payload))
         self._ready.append(_Ready(ended.held, result, payload, ref))
         self._work.set()

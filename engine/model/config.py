@@ -76,6 +76,9 @@ class ModelConfig:
         values = {**architecture.defaults, **{key: value for key, value in raw.items() if value is not None}}
         if values.get("hidden_act", "silu") != "silu":
             raise UnknownArchitecture(f"hidden_act is {values['hidden_act']!r}; supported is 'silu'")
+        if quantization := values.get("quantization_config"):
+            method = quantization.get("quant_method", "an unknown method")
+            raise UnknownArchitecture(f"the checkpoint is quantised by {method}: take one in float16 or bfloat16")
         try:
             num_layers, num_heads = int(values["num_hidden_layers"]), int(values["num_attention_heads"])
             hidden_size = int(values["hidden_size"])
@@ -164,6 +167,8 @@ def _rope(values: Mapping[str, Any]) -> dict[str, Any]:
         raise UnknownArchitecture("rope_parameters differ by layer type; supported is one set for all layers")
     rope["rope_type"] = rope.get("rope_type") or rope.pop("type", "default")
     rope.pop("type", None)
+    if "partial_rotary_factor" in values:
+        rope.setdefault("partial_rotary_factor", values["partial_rotary_factor"])
     rope["rope_theta"] = float(rope.get("rope_theta") or values.get("rope_theta", 10000.0))
     if rope["rope_type"] in ("yarn", "longrope", "llama3"):
         original = rope.get("original_max_position_embeddings") or values["max_position_embeddings"]

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.errors import UnknownArchitecture
+from engine.errors import StartupError, UnknownArchitecture
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,10 @@ def inverse_frequencies(shape: RopeShape) -> tuple[Tensor, float]:
     kind = shape.rope["rope_type"]
     if kind not in SCALINGS:
         raise UnknownArchitecture(f"config.json asks for rope type {kind!r}; supported are {', '.join(SCALINGS)}")
-    return SCALINGS[kind](shape)
+    try:
+        return SCALINGS[kind](shape)
+    except KeyError as error:
+        raise StartupError(f"config.json lacks {error.args[0]!r}, which rope type {kind!r} needs") from None
 
 
 def _periods(shape: RopeShape, base: float | Tensor) -> Tensor:

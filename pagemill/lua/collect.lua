@@ -1,13 +1,14 @@
--- COLLECT: remove dead consumers, and streams that nobody uses.
+-- COLLECT: remove idle consumers, and streams that nobody uses.
 --
--- A consumer goes only with an empty pending list: deleting one drops its entries for good.
+-- A consumer goes only with an empty pending list: deleting one drops its entries for good. Its
+-- worker may live: the next read makes it again.
 -- A stream goes when it is empty and has no consumer left; SUBMIT makes it again.
 --
 -- KEYS[1]  base
 -- Reads and writes
 --   streams      set     where the scan stands is kept by the caller
 --   the streams and their groups
---   w:<worker>   hash    read: does the consumer live
+--   w:<worker>   hash    read: does the worker live
 --   pending      set     a removed stream leaves it
 --   ring:<lane>, vt:<lane>   a removed tenant leaves them
 --   workers      zset    the dead leave it
@@ -40,7 +41,7 @@ local function tidy(stream)
     for i = 1, #consumer, 2 do
       f[consumer[i]] = consumer[i + 1]
     end
-    if f['pending'] == 0 and f['idle'] >= lease and redis.call('EXISTS', key('w', f['name'])) == 0 then
+    if f['pending'] == 0 and f['idle'] >= lease then
       redis.call('XGROUP', 'DELCONSUMER', stream, GROUP, f['name'])
       removed = removed + 1
     else

@@ -40,7 +40,7 @@ end
 
 -- settle a job that no worker answers for
 local function settle_here(id, status, now)
-  local v = redis.call('HMGET', key('j', id), 'ttl', 'dl', 'stream', 'idem', 'md', 'att', 'acc', 'run')
+  local v = redis.call('HMGET', key('j', id), 'ttl', 'dl', 'stream', 'idem', 'md', 'att', 'acc', 'run', 'ref')
   local failure = 'null'
   if status == 'expired' then
     failure = '{"code":"deadline_passed","message":"the deadline passed before a worker had answered the job"}'
@@ -50,6 +50,12 @@ local function settle_here(id, status, now)
     .. ',"attempt":' .. (v[6] or 0) .. ',"accepted_ms":' .. v[7] .. ',"started_ms":' .. (v[8] or 0)
     .. ',"metadata":' .. (v[5] or '{}') .. '}'
   settle(id, status, result, now, { ttl = v[1], dl = v[2], stream = v[3], idem = v[4] })
+  if v[9] then
+    -- scripts cannot reach the store: a worker that sweeps deletes it
+    redis.call('RPUSH', key('orphans'), v[9])
+    redis.call('LTRIM', key('orphans'), -10000, -1)
+    redis.call('PEXPIRE', key('orphans'), 604800000)
+  end
 end
 
 -- back into its lane, before all that never ran; a job with a verdict ends instead

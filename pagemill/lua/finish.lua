@@ -12,7 +12,7 @@
 --   d:<id>, ck:<id>    string  deleted
 --   t:<id>             stream  where the job streams: the end; expires
 --   idem:<name>        string  expires with the result
---   ring:<lane>, vt:<lane>     the tenant pays for what it used, not for what was estimated
+--   ring:<lane>, vt:<lane>     the tenant pays for what it used, not for what PULL charged
 --   st, ev, deadlines, channel ch:<id>
 -- ARGV
 --   1 worker id; then seven a job: id, stream, entry, status, result, prompt tokens, completion tokens
@@ -24,17 +24,18 @@ local now = now_ms()
 local fenced, ran, totals = 0, 0, { 0, 0 }
 local debts = {}
 
-local function account(lane, tenant, estimate, prompt, completion)
+local function account(lane, tenant, charged, prompt, completion)
   ran = ran + 1
   totals[1], totals[2] = totals[1] + prompt, totals[2] + completion
   local name = lane .. ' ' .. tenant
   local debt = debts[name] or { lane, tenant, 0, 0 }
-  debt[3], debt[4] = debt[3] + prompt + completion, debt[4] + estimate
+  debt[3], debt[4] = debt[3] + prompt + completion, debt[4] + charged
   debts[name] = debt
 end
 
 local function finish(id, stream, entry, status, result, prompt, completion)
-  local v = redis.call('HMGET', key('j', id), 'st', 'e', 'own', 'ttl', 'dl', 'stream', 'idem', 'ln', 'tn', 'tok')
+  local v = redis.call('HMGET', key('j', id), 'st', 'e', 'own', 'ttl', 'dl', 'stream', 'idem', 'ln', 'tn', 'tok',
+    'cost')
   if not v[1] or TERMINAL[v[1]] then
     return v[1] and 'duplicate' or 'gone'
   end
@@ -44,7 +45,7 @@ local function finish(id, stream, entry, status, result, prompt, completion)
   end
   drop_entry(stream, entry)
   settle(id, status, result, now, { ttl = v[4], dl = v[5], stream = v[6], idem = v[7] })
-  account(v[8], v[9], v[10], prompt, completion)
+  account(v[8], v[9], v[11] or v[10], prompt, completion)
   return 'done'
 end
 
@@ -62,10 +63,10 @@ if ran > 0 then
   count('completion_tokens', whole(totals[2]))
 end
 for _, debt in pairs(debts) do
-  local lane, tenant, used, estimate = unpack(debt)
+  local lane, tenant, used, charged = unpack(debt)
   count('tenant_tokens:' .. tenant, whole(used))
   local weight = tonumber(redis.call('HGET', key('tenants'), tenant .. ':weight') or 1)
-  local owed = whole((used - estimate) / weight)
+  local owed = whole((used - charged) / weight)
   if not redis.call('ZADD', key('ring', lane), 'XX', 'INCR', owed, tenant) then
     redis.call('HINCRBY', key('vt', lane), tenant, owed)
   end

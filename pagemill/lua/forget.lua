@@ -7,20 +7,15 @@
 -- ARGV
 --   1 job id
 -- Returns
---   {"", ""} where there is no such job, else {its state, its result or ""}; a job that has
---   not ended is left alone
+--   the state that the job was in, or "" where there is no such job; one that has not ended is
+--   left alone
 
 local id = ARGV[1]
 local v = redis.call('HMGET', key('j', id), 'st', 'idem')
-if not v[1] then
-  return { '', '' }
+if v[1] and TERMINAL[v[1]] then
+  redis.call('DEL', key('j', id), key('r', id), key('t', id))
+  if v[2] then
+    redis.call('DEL', key('idem', v[2]))
+  end
 end
-if not TERMINAL[v[1]] then
-  return { v[1], '' }
-end
-local result = redis.call('GET', key('r', id)) or ''
-redis.call('DEL', key('j', id), key('r', id), key('t', id))
-if v[2] ~= '' then
-  redis.call('DEL', key('idem', v[2]))
-end
-return { v[1], result }
+return v[1] or ''

@@ -11,6 +11,8 @@
 
 local now = now_ms()
 local me = key('w', ARGV[1])
+-- first: a full server refuses a first write that grows, and would take the worker for dead
+redis.call('PEXPIRE', me, ARGV[2])
 redis.call('HSET', me, 'seen', whole(now))
 for i = 3, #ARGV, 2 do
   redis.call('HSET', me, ARGV[i], ARGV[i + 1])

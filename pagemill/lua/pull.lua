@@ -7,7 +7,7 @@
 --   s:<lane>:<tenant>   stream  what never ran
 --   ring:<lane>, vt:<lane>      virtual time of the tenants
 --   tenants             hash    <tenant>:weight, set by the operator; 1 where it is not
---   hold:<worker>       string  the job that this worker saves its budget for
+--   hold:<worker>       string  a job that this worker saves its budget for, and since when
 --   turn:<worker>       string  read: a call of an earlier turn was given up, and claims nothing
 --   j:<id>, d:<id>      hash, string  the job: state, owner, attempt; its payload
 --   r:<id> and more             where a claimed entry turns out to be cancelled or expired
@@ -18,7 +18,7 @@
 -- Returns
 --   {again 0/1, job, job, ...}: again where another call may claim more at once; a job is
 --   {id, lane, tenant, stream, entry, attempt, payload, ref, tokens, seed, accepted ms, started ms,
---   deadline ms, ttl s, stream 0/1, checkpoint, checkpoint meta}
+--   deadline ms, ttl s, stream 0/1, checkpoint, checkpoint meta, lapses}
 
 local worker = ARGV[1]
 local seats, budget = tonumber(ARGV[2]), tonumber(ARGV[3])
@@ -70,27 +70,36 @@ local function source(stream, lane, tenant, most)
   return { stream = stream, lane = lane, tenant = tenant, entries = entries, taken = 0, drained = #entries < most }
 end
 
-local function cost_of(entry)
-  local tokens = tonumber(entry[2][4])
+local function cost_of(fields)
+  local tokens = tonumber(fields[4])
   return cap > 0 and math.min(tokens, cap) or tokens
 end
 
+local held_for, held_since = string.match(redis.call('GET', key('hold', worker)) or '', '^(%S+) (%d+)$')
+
 -- Does a head that does not fit keep the rest waiting? For one lease it does, so that freed
--- budget adds up for it; for the next it does not, so that others are not held up by it.
+-- budget adds up for it; for the next it does not, so that others are not held up by it. One
+-- clock for all heads: with one each, several would hold up the others by turns for ever.
 local function reserves(id)
-  local held = redis.call('GET', key('hold', worker))
-  local job, since = string.match(held or '', '^(%S+) (%d+)$')
-  if job ~= id then
+  if not held_for then
+    held_for, held_since = id, now
     redis.call('SET', key('hold', worker), id .. ' ' .. whole(now), 'PX', whole(2 * lease))
-    return true
   end
-  return now - since < lease
+  return now - held_since < lease
+end
+
+-- the job that was waited for has its place: the next large one gets its own lease
+local function release_hold(id)
+  if held_for == id then
+    held_for = nil
+    redis.call('DEL', key('hold', worker))
+  end
 end
 
 -- the head of `from`, if it may be taken
 local function try_take(from)
   local entry = from.entries[from.taken + 1]
-  local cost = cost_of(entry)
+  local cost = cost_of(entry[2])
   if cost > budget then
     behind = true
     if reserves(entry[2][2]) then
@@ -98,6 +107,7 @@ local function try_take(from)
     end
     return nil
   end
+  release_hold(entry[2][2])
   from.taken = from.taken + 1
   seats, budget, looks = seats - 1, budget - cost, looks - 1
   return cost
@@ -107,7 +117,7 @@ local function admit(from, entry, fields)
   local id = fields[2]
   local job = key('j', id)
   local v = redis.call('HMGET', job, 'st', 'e', 'tn', 'ref', 'seed', 'acc', 'dl', 'ttl', 'stream', 'att', 'cancel',
-    'ckm', 'run')
+    'ckm', 'run', 'lapses', 'cost')
   -- ended while it waited, or an older pointer that a failover brought back
   if not v[1] or v[1] ~= 'queued' or v[2] ~= entry then
     again = 1
@@ -122,10 +132,14 @@ local function admit(from, entry, fields)
   local attempt = whole((v[10] or 0) + 1)
   local started = v[13] or whole(now)
   redis.call('HSET', job, 'st', 'running', 'own', worker, 'att', attempt, 'run', started)
+  if not v[15] then
+    -- once: a job that came back is not charged again, and FINISH gives back just this
+    redis.call('HSET', job, 'cost', whole(cost_of(fields)))
+  end
   jobs[#jobs + 1] = {
     id, from.lane, v[3], from.stream, entry, attempt, not v[4] and redis.call('GET', key('d', id)) or '', v[4] or '',
     fields[4], v[5], v[6], started, v[7] or '0', v[8], v[9] or '0', v[12] and redis.call('GET', key('ck', id)) or '',
-    v[12] or '',
+    v[12] or '', v[14] or '0',
   }
 end
 
@@ -133,8 +147,9 @@ local function claim(from)
   if from.taken == 0 then
     return
   end
-  redis.call('SADD', key('pending'), from.stream)
+  -- first: a full server refuses a first write that grows, and without pulls it would stay full
   local read = redis.call('XREADGROUP', 'GROUP', GROUP, worker, 'COUNT', from.taken, 'STREAMS', from.stream, '>')
+  redis.call('SADD', key('pending'), from.stream)
   for _, entry in ipairs(read[1][2]) do
     admit(from, entry[1], entry[2])
   end

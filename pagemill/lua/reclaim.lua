@@ -1,5 +1,5 @@
 -- with: ending
--- RECLAIM: take jobs back from workers that are gone.
+-- RECLAIM: take jobs back from workers that are gone; a lapse counts, not the attempt.
 --
 -- An entry is taken when it has been idle for a lease and its owner's heartbeat has run out.
 -- After a restart every lease looks old, so nothing is taken before the server has been up for
@@ -10,7 +10,7 @@
 --   pending             set     streams with entries in workers' hands; idle ones leave it
 --   w:<worker>          hash    read: does the owner live
 --   the entries         acked and deleted
---   j:<id>              hash    state queued, its new entry
+--   j:<id>              hash    state queued, attempt taken back, one lapse more, its new entry
 --   s:<lane>:!returned  stream
 --   st, bell
 -- ARGV
@@ -42,6 +42,7 @@ local function take_back(stream, entry)
   local v = id and redis.call('HMGET', key('j', id), 'st', 'e') or {}
   -- a failover can bring back the entry of a job that has ended: it has no more to do
   if v[1] == 'running' and v[2] == entry then
+    redis.call('HINCRBY', key('j', id), 'att', -1)
     redis.call('HINCRBY', key('j', id), 'lapses', 1)
     hand_back(id, now)
     taken = taken + 1

@@ -16,9 +16,10 @@
 --   6 lane   7 tenant   8 estimated tokens   9 timeout ms or 0   10 result ttl s   11 stream 0/1
 --   12 seed   13 metadata JSON or ""
 -- Returns
---   one a job: 1 for taken in | {"DUP", first id, its state} | {"CONFLICT", first id} | {"BUSY", why, retry ms}
+--   one a job: 1 for taken in | {"DUP", first id, its state, its payload ref} | {"CONFLICT", first id} | {"BUSY", why, retry ms}
 
 local FIELDS = 13
+local TOKENS, TIMEOUT, TTL, SEED = 7, 8, 9, 11
 
 local limit = tonumber(ARGV[1])
 local now = now_ms()
@@ -56,7 +57,8 @@ local function seen(first, first_print, print)
   if first_print ~= print then
     return { 'CONFLICT', first }
   end
-  return { 'DUP', first, redis.call('HGET', key('j', first), 'st') or 'queued' }
+  local v = redis.call('HMGET', key('j', first), 'st', 'ref')
+  return { 'DUP', first, v[1] or 'queued', v[2] or '' }
 end
 
 local function known(job, id, print, idem)
@@ -133,9 +135,27 @@ local function add(job, id, print, idem, payload, ref, lane, tenant, tokens, tim
   return 1
 end
 
+-- Whatever a producer sends: a number that a later script cannot count with would stop the whole
+-- queue, not just this job.
+local function bounded(text, least, most)
+  local number = tonumber(text)
+  -- NaN is not equal to itself
+  if not number or number ~= number then
+    number = least
+  end
+  return whole(math.max(least, math.min(number, most)))
+end
+
 for i = 2, #ARGV, FIELDS do
+  ARGV[i + TOKENS] = bounded(ARGV[i + TOKENS], 0, 2 ^ 40)
+  ARGV[i + TIMEOUT] = bounded(ARGV[i + TIMEOUT], 0, 2 ^ 40)
+  ARGV[i + TTL] = bounded(ARGV[i + TTL], 1, 2 ^ 32)
+  -- seeds have 63 bits: too many for a Lua number
+  if not string.find(ARGV[i + SEED], '^%d+$') or #ARGV[i + SEED] > 19 then
+    ARGV[i + SEED] = '0'
+  end
   local job = key('j', ARGV[i])
-  replies[#replies + 1] = known(job, ARGV[i], ARGV[i + 1], ARGV[i + 2]) or refuse(tonumber(ARGV[i + 7]))
+  replies[#replies + 1] = known(job, ARGV[i], ARGV[i + 1], ARGV[i + 2]) or refuse(tonumber(ARGV[i + TOKENS]))
     or add(job, unpack(ARGV, i, i + FIELDS - 1))
 end
 

@@ -346,7 +346,7 @@ def test_slots_are_given_up_before_they_are_taken() -> None:
 
 
 def test_capacity_counts_what_runs_and_what_waits() -> None:
-    """Free is what neither of them has, will need soon, or asks for."""
+    """Free memory is what neither of them has, will need soon, or asks for; seats are free of what runs."""
     scheduler = make_scheduler(num_blocks=65, max_num_seqs=4, headroom=16)
     turns = make_turns(scheduler)
     empty = scheduler.capacity()
@@ -363,7 +363,7 @@ def test_capacity_counts_what_runs_and_what_waits() -> None:
         empty.total_tokens,
         empty.max_model_len,
     )
-    assert (2, 1) == (capacity.free_seqs, capacity.waiting_seqs)
+    assert (3, 1) == (capacity.free_seqs, capacity.waiting_seqs)
     # 17 and 16 tokens, and 16 more of each, in blocks of 4
     assert 256 - 36 - 32 == capacity.free_tokens
 

@@ -31,7 +31,7 @@ def test_jobs_in_transit_count_as_taken() -> None:
     """
     What the engine has not seen yet is subtracted from what it says is free.
     """
-    ask = decide(capacity(free_seqs=16, free_tokens=5_000), Transit(jobs=10, tokens=4_000), AHEAD)
+    ask = decide(capacity(free_seqs=16, free_tokens=5_000), Transit(seqs=10, tokens=4_000), AHEAD)
 
     assert Ask(max_jobs=14, max_tokens=1_800) == ask
 

@@ -160,3 +160,18 @@ def test_every_end_counts(tmp_path: Path, token: str | dict[str, Any]) -> None:
         (tmp_path / name).write_text(json.dumps(content))
 
     assert frozenset({2, 7, 9}) == eos_token_ids(tmp_path)
+
+
+def test_a_quantised_checkpoint_is_refused_by_its_method() -> None:
+    """
+    The weights of a quantised checkpoint are not those of the architecture; the message says by what.
+    """
+    with pytest.raises(UnknownArchitecture, match="quantised by awq"):
+        ModelConfig.parse(PLAIN | {"quantization_config": {"quant_method": "awq", "bits": 4}})
+
+
+def test_the_old_spelling_of_a_partial_rotation_counts() -> None:
+    """
+    partial_rotary_factor beside rope_theta means what it means within rope_parameters.
+    """
+    assert 0.5 == ModelConfig.parse(PLAIN | {"partial_rotary_factor": 0.5}).rope["partial_rotary_factor"]

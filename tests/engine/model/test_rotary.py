@@ -7,9 +7,9 @@ import torch
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from engine.errors import UnknownArchitecture
+from engine.errors import StartupError, UnknownArchitecture
 from engine.model.config import ModelConfig
-from engine.model.rotary import RopeShape, rotary_table
+from engine.model.rotary import RopeShape, inverse_frequencies, rotary_table
 
 HEAD_DIM = 64
 POSITIONS = torch.tensor([0, 1, 4096, 33000])
@@ -113,3 +113,13 @@ def test_an_unknown_type_is_named() -> None:
 
     with pytest.raises(UnknownArchitecture, match=r"'spiral'; supported are default, .*llama3"):
         table_of(raw, 16)
+
+
+def test_a_scaling_without_its_numbers_says_which_one_is_missing() -> None:
+    """
+    A rope type whose parameter is not there is a start-up error with the parameter's name.
+    """
+    shape = RopeShape(rope={"rope_type": "linear", "rope_theta": 1e4}, rotary_dim=8, max_positions=64, max_model_len=64)
+
+    with pytest.raises(StartupError, match=r"lacks 'factor'.*'linear'"):
+        inverse_frequencies(shape)
