@@ -20,7 +20,9 @@ from pagemill.client_core import (
     accepted_or_raise,
     answer_of,
     busy_places,
+    discard_unused,
     in_chunks,
+    in_doubt,
     in_order,
     is_large,
     not_found,
@@ -32,7 +34,7 @@ from pagemill.client_core import (
     submit_calls,
 )
 from pagemill.connection import connect_async
-from pagemill.errors import ObjectStoreError
+from pagemill.errors import ObjectStoreError, QueueUnavailable
 from pagemill.keys import MODELS, QueueKeys
 from pagemill.messages import TERMINAL_STATES, Accepted, JobState, JobStatus, QueueStats, TokenDelta
 from pagemill.object_store import ObjectStore
@@ -85,8 +87,8 @@ class AsyncClient:
         """
         Put a job, or the fields of one, into the queue, once.
 
-        Repeating it gives the first one's state: by the job's id, and by its idempotency key if
-        it has one.
+        Repeating it with the same Job object, the same id or the same idempotency key gives the
+        first one's state. Fields without either are a new job in each call.
 
         Raises:
             InvalidJob: the job cannot be served; `code` says why.
@@ -94,17 +96,23 @@ class AsyncClient:
             Conflict: the id or key is another job's.
             Busy: the queue takes no more for now.
             ObjectStoreError: its payload is large and cannot be stored.
+            QueueUnavailable: it may be in the queue or not; `job_id` is its id, which makes
+                submitting the same fields again safe.
         """
         made = Job.build(**fields) if job is None else job
-        [accepted] = await self._submit_ready(await self._prepare_all([made]), patience=0.0)
+        ready = await self._prepare_all([made])
+        try:
+            [accepted] = await self._submit_ready(ready, patience=0.0)
+        except QueueUnavailable as error:
+            raise in_doubt(error, made.id) from error
         return accepted
 
     async def submit_many(self, jobs: Iterable[Job], *, wait_s: float = 0.0) -> list[Accepted]:
         """
         Put many jobs into the queue, a few hundred to a round trip; answers in order.
 
-        The iterable is read as it is sent. After an error, repeating the whole call is safe:
-        what was accepted counts as duplicate.
+        The iterable is read as it is sent. After an error, repeating the whole call with
+        the same Job objects is safe: what was accepted counts as duplicate.
 
         Args:
             wait_s: How long in all to wait where the queue is busy, before Busy is raised.
@@ -131,6 +139,8 @@ class AsyncClient:
             await asyncio.sleep(retry_s)
             for place, answer in zip(places, await self._send([ready[place] for place in places]), strict=True):
                 answers[place] = answer
+        if any(submission.ref for _, submission in ready):
+            await asyncio.to_thread(discard_unused, ready, answers, self._store)
         accepted = accepted_or_raise(answers)
         for (keys, _), one in zip(ready, accepted, strict=True):
             self._directory.settle(one.job_id, keys)
@@ -145,7 +155,8 @@ class AsyncClient:
 
     async def _send(self, ready: Sequence[Ready]) -> list[Answer]:
         parts = submit_calls(ready, self._max_queued_tokens)
-        return in_order((places for places, _ in parts), await run_many_async(self._redis, [call for _, call in parts]))
+        replies = await run_many_async(self._redis, [call for _, call in parts])
+        return in_order((places for places, _ in parts), replies)
 
     async def result(self, job_id: str, wait_s: float | None = None) -> Result:
         """
@@ -161,11 +172,12 @@ class AsyncClient:
             return await self._read_result(found)
         deadline = Deadline(wait_s, f"job {job_id} has not ended")
         deadline.left_s()
-        async with self._redis.pubsub(ignore_subscribe_messages=True) as channel:
-            await channel.subscribe(keys.channel(job_id))
-            # subscribed first, so that an end between look and wait is heard
-            while (found := await self._look(keys, job_id)) is None:
-                await channel.get_message(timeout=deadline.left_s())
+        with translated():
+            async with self._redis.pubsub(ignore_subscribe_messages=True) as channel:
+                await channel.subscribe(keys.channel(job_id))
+                # subscribed first, so that an end between look and wait is heard
+                while (found := await self._look(keys, job_id)) is None:
+                    await channel.get_message(timeout=deadline.left_s())
         return await self._read_result(found)
 
     async def text(self, job_id: str, wait_s: float | None = None) -> str:
@@ -285,16 +297,20 @@ class AsyncClient:
         Drop the result and all else that is kept of a job; False where it has not ended.
 
         Raises:
-            ObjectStoreError: its result is in a store that this client cannot delete from.
+            ObjectStoreError: its result is in a store that this client cannot delete from;
+                nothing is dropped.
         """
-        state, record = await run_async(self._redis, calls.forget(await self._locate(job_id), job_id))
-        if state is None:
-            raise not_found(job_id)
-        url = reference_in(record)
+        keys = await self._locate(job_id)
+        [record] = await self._pipeline(("GET", keys.result(job_id)))
+        url = reference_in(record or b"")
         if url is not None:
             if self._store is None:
-                raise ObjectStoreError(f"the result stays at {url}: give the client that object_store")
+                raise ObjectStoreError(f"the result is at {url}: give the client that object_store")
+            # before its record, so that a call that fails can be repeated
             await asyncio.to_thread(self._store.delete, url)
+        state = await run_async(self._redis, calls.forget(keys, job_id))
+        if state is None:
+            raise not_found(job_id)
         return state in TERMINAL_STATES
 
     async def stats(self) -> QueueStats:

@@ -61,7 +61,10 @@ def submit(keys: QueueKeys, jobs: Sequence[Submission], max_queued_tokens: int) 
     def parse(replies: list[list[bytes] | int]) -> list[Answer]:
         return [_answer(keys.queue, job, reply) for job, reply in zip(jobs, replies, strict=True)]
 
-    return Call(load("submit"), keys.base, args, parse)
+    def when_full() -> list[Answer]:
+        return [Busy(f"queue {keys.queue} takes no jobs for now: its server is full", retry_after_s=5.0) for _ in jobs]
+
+    return Call(load("submit"), keys.base, args, parse, when_full)
 
 
 def _answer(queue: str, job: Submission, reply: list[bytes] | int) -> Answer:

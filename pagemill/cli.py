@@ -100,11 +100,11 @@ def submit(
     if jsonl is not None:
         if prompt is not None or file or stdin or system is not None or raw or stream:
             raise typer.BadParameter("a file of jobs goes without prompt, --file, --stdin, --system, --raw, --stream")
-        _submit_lines(context, jsonl, common, wait=wait)
+        _submit_lines(context, jsonl, common, wait=wait, as_json=as_json)
         return
     texts = list(_texts(prompt, file or (), stdin=stdin))
-    if stream and len(texts) > 1:
-        raise typer.BadParameter("--stream follows one prompt")
+    if stream and (len(texts) > 1 or as_json):
+        raise typer.BadParameter("--stream follows one prompt, and prints text")
     jobs = [Job.build(**common, **prompt_fields(text, raw=raw, system=system)) for text in texts]
     with _client(context) as client:
         job_ids = [accepted.job_id for accepted in client.submit_many(jobs)]
@@ -113,7 +113,7 @@ def submit(
         elif wait:
             _print_results(client, job_ids, wait_s=None, as_json=as_json)
         else:
-            print("\n".join(job_ids))
+            print("\n".join(_id_line(job_id, as_json) for job_id in job_ids))
 
 
 @app.command()
@@ -226,11 +226,11 @@ def _texts(prompt: str | None, files: Sequence[Path], *, stdin: bool) -> Iterato
         raise typer.BadParameter("give a prompt, --file, --stdin or --jsonl")
 
 
-def _submit_lines(context: typer.Context, source: str, defaults: dict[str, Any], *, wait: bool) -> None:
+def _submit_lines(context: typer.Context, source: str, defaults: dict[str, Any], *, wait: bool, as_json: bool) -> None:
     from pagemill.client_core import in_chunks
     from pagemill.job_input import read_jsonl
 
-    num_bad = 0
+    num_bad = num_failed = 0
     job_ids: list[str] = []
     with _open_lines(source) as lines, _client(context) as client:
         for chunk in in_chunks(read_jsonl(lines, defaults), BATCH_JOBS):
@@ -238,15 +238,19 @@ def _submit_lines(context: typer.Context, source: str, defaults: dict[str, Any],
                 if isinstance(outcome, str):
                     job_ids.append(outcome)
                     if not wait:
-                        print(outcome, flush=True)
+                        print(_id_line(outcome, as_json), flush=True)
                 else:
                     num_bad += 1
                     print(f"line {number}: {outcome}", file=sys.stderr)
         if wait:
             for ended in client.finished(dict.fromkeys(job_ids)):
                 print(ended.model_dump_json(), flush=True)
+                num_failed += ended.status != "done"
     if num_bad:
         print(f"pagemill: {num_bad} lines were refused, {len(job_ids)} jobs were submitted", file=sys.stderr)
+    if num_failed:
+        print(f"pagemill: {num_failed} of {len(job_ids)} jobs have no answer", file=sys.stderr)
+    if num_bad or num_failed:
         raise typer.Exit(1)
 
 
@@ -313,6 +317,10 @@ def _print_results(client: "Client", job_ids: Sequence[str], *, wait_s: float | 
             print(f"{mark}{answer.text}", flush=True)
     if failed:
         raise typer.Exit(1)
+
+
+def _id_line(job_id: str, as_json: bool) -> str:
+    return json.dumps({"job_id": job_id}) if as_json else job_id
 
 
 def _as_json(value: Any) -> str:

@@ -19,7 +19,9 @@ from pagemill.client_core import (
     accepted_or_raise,
     answer_of,
     busy_places,
+    discard_unused,
     in_chunks,
+    in_doubt,
     in_order,
     is_large,
     not_found,
@@ -31,7 +33,7 @@ from pagemill.client_core import (
     submit_calls,
 )
 from pagemill.connection import connect
-from pagemill.errors import ObjectStoreError
+from pagemill.errors import ObjectStoreError, QueueUnavailable
 from pagemill.keys import MODELS, QueueKeys
 from pagemill.messages import TERMINAL_STATES, Accepted, JobState, JobStatus, QueueStats, TokenDelta
 from pagemill.object_store import ObjectStore
@@ -49,7 +51,8 @@ class Client:
             print(client.text(job.job_id))
 
     What is not given comes from PAGEMILL_* and pagemill.toml (ClientSettings). Nothing is opened
-    before the first call. Threads may share a client; each submit is safe to repeat.
+    before the first call. Threads may share a client; a Job object, an id or a key can
+    be submitted again and stays one job.
     All methods raise QueueUnavailable where the server cannot be reached, and those that take a
     job id raise JobNotFound.
     """
@@ -87,8 +90,8 @@ class Client:
         """
         Put a job, or the fields of one, into the queue, once.
 
-        Repeating it gives the first one's state: by the job's id, and by its idempotency key if
-        it has one.
+        Repeating it with the same Job object, the same id or the same idempotency key gives the
+        first one's state. Fields without either are a new job in each call.
 
         Raises:
             InvalidJob: the job cannot be served; `code` says why.
@@ -96,17 +99,23 @@ class Client:
             Conflict: the id or key is another job's.
             Busy: the queue takes no more for now.
             ObjectStoreError: its payload is large and cannot be stored.
+            QueueUnavailable: it may be in the queue or not; `job_id` is its id, which makes
+                submitting the same fields again safe.
         """
         made = Job.build(**fields) if job is None else job
-        [accepted] = self._submit_ready(self._prepare_all([made]), patience=0.0)
+        ready = self._prepare_all([made])
+        try:
+            [accepted] = self._submit_ready(ready, patience=0.0)
+        except QueueUnavailable as error:
+            raise in_doubt(error, made.id) from error
         return accepted
 
     def submit_many(self, jobs: Iterable[Job], *, wait_s: float = 0.0) -> list[Accepted]:
         """
         Put many jobs into the queue, a few hundred to a round trip; answers in order.
 
-        The iterable is read as it is sent. After an error, repeating the whole call is safe:
-        what was accepted counts as duplicate.
+        The iterable is read as it is sent. After an error, repeating the whole call with
+        the same Job objects is safe: what was accepted counts as duplicate.
 
         Args:
             wait_s: How long in all to wait where the queue is busy, before Busy is raised.
@@ -133,6 +142,7 @@ class Client:
             time.sleep(retry_s)
             for place, answer in zip(places, self._send([ready[place] for place in places]), strict=True):
                 answers[place] = answer
+        discard_unused(ready, answers, self._store)
         accepted = accepted_or_raise(answers)
         for (keys, _), one in zip(ready, accepted, strict=True):
             self._directory.settle(one.job_id, keys)
@@ -147,7 +157,8 @@ class Client:
 
     def _send(self, ready: Sequence[Ready]) -> list[Answer]:
         parts = submit_calls(ready, self._max_queued_tokens)
-        return in_order((places for places, _ in parts), run_many(self._redis, [call for _, call in parts]))
+        replies = run_many(self._redis, [call for _, call in parts])
+        return in_order((places for places, _ in parts), replies)
 
     def result(self, job_id: str, wait_s: float | None = None) -> Result:
         """
@@ -281,16 +292,20 @@ class Client:
         Drop the result and all else that is kept of a job; False where it has not ended.
 
         Raises:
-            ObjectStoreError: its result is in a store that this client cannot delete from.
+            ObjectStoreError: its result is in a store that this client cannot delete from;
+                nothing is dropped.
         """
-        state, record = run(self._redis, calls.forget(self._locate(job_id), job_id))
-        if state is None:
-            raise not_found(job_id)
-        url = reference_in(record)
+        keys = self._locate(job_id)
+        [record] = self._pipeline(("GET", keys.result(job_id)))
+        url = reference_in(record or b"")
         if url is not None:
             if self._store is None:
-                raise ObjectStoreError(f"the result stays at {url}: give the client that object_store")
+                raise ObjectStoreError(f"the result is at {url}: give the client that object_store")
+            # before its record, so that a call that fails can be repeated
             self._store.delete(url)
+        state = run(self._redis, calls.forget(keys, job_id))
+        if state is None:
+            raise not_found(job_id)
         return state in TERMINAL_STATES
 
     def stats(self) -> QueueStats:

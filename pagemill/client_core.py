@@ -4,13 +4,22 @@ import json
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import islice
 from typing import Any
 
 from pagemill.calls import BATCH, Answer, Submission, submit
-from pagemill.errors import Busy, JobFailed, JobNotFound, ObjectStoreError, UnknownModel, WaitTimeout
+from pagemill.errors import (
+    Busy,
+    JobFailed,
+    JobNotFound,
+    ObjectStoreError,
+    QueueUnavailable,
+    UnknownModel,
+    WaitTimeout,
+)
 from pagemill.keys import QueueKeys, idempotency_name
 from pagemill.messages import Accepted, TokenDelta
 from pagemill.object_store import ObjectStore, open_store
@@ -28,6 +37,9 @@ CHUNK = 256
 
 # the table of models is read again after this
 ROUTES_S = 30.0
+
+# most tokens that one job is estimated at: the scripts add them up, and their sums must stay exact
+MAX_ESTIMATE = 2**40
 
 # jobs of other queues whose queue is remembered; the others are looked for
 MAX_HOMES = 100_000
@@ -51,7 +63,7 @@ def prepare(job: Job) -> Submission:
         ref="",
         lane=job.lane,
         tenant=job.tenant,
-        tokens=job.estimated_tokens(),
+        tokens=min(job.estimated_tokens(), MAX_ESTIMATE),
         timeout_ms=max(1, round(job.timeout_s * 1000)) if job.timeout_s is not None else 0,
         result_ttl_s=job.result_ttl_s,
         stream=int(job.stream),
@@ -60,17 +72,35 @@ def prepare(job: Job) -> Submission:
     )
 
 
+Ready = tuple[QueueKeys, Submission]
+
+
 def is_large(submission: Submission) -> bool:
     return len(submission.payload) > INLINE_BYTES
 
 
 def offload(submission: Submission, store: ObjectStore, queue: str) -> Submission:
     """Put the payload into the store; blocking."""
-    url = store.put(f"jobs/{queue}/{submission.job_id}.json", submission.payload)
+    # a name for each try: another job with this id, or a try that is refused, must not touch
+    # the object of the one that is accepted
+    url = store.put(f"jobs/{queue}/{submission.job_id}-{os.urandom(8).hex()}.json", submission.payload)
     return submission._replace(payload=b"", ref=url)
 
 
-Ready = tuple[QueueKeys, Submission]
+def discard_unused(ready: Sequence[Ready], answers: Sequence[Answer], store: ObjectStore | None) -> None:
+    """Delete the payloads that no accepted job refers to; blocking."""
+    for (_, submission), answer in zip(ready, answers, strict=True):
+        used = isinstance(answer, Accepted) and answer.payload_ref == submission.ref
+        if store is not None and submission.ref and not used:
+            # the answer counts; what stays is left to the store's lifecycle rule
+            with suppress(ObjectStoreError):
+                store.delete(submission.ref)
+
+
+def in_doubt(error: QueueUnavailable, job_id: str) -> QueueUnavailable:
+    """The error of a submit that may have arrived; names the job, which the client may have made."""
+    message = f"{error}; job {job_id} may be in the queue: submit the same again with that id to be sure"
+    return QueueUnavailable(message, job_id=job_id)
 
 
 def submit_calls(ready: Sequence[Ready], max_queued_tokens: int) -> list[tuple[list[int], Call[list[Answer]]]]:

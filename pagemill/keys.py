@@ -23,7 +23,7 @@ keeps them in one slot. The scripts build the same names from the base (lua/comm
     st                  hash    all                     stays
     w:<worker>          hash    HEARTBEAT               one lease after the last one
     workers             zset    HEARTBEAT, COLLECT      with its last member
-    orphans             list    every end of no worker  a week after the last one; at most 10,000
+    orphans             list    ends without a worker   a week after the last one; at most 10,000
     hold:<worker>       string  PULL                    two leases after it was set
     turn:<worker>       string  DISOWN                  after an hour
     bell                list    SUBMIT, hand-backs      a minute after it was rung

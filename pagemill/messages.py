@@ -182,7 +182,7 @@ class SweepReport:
         reclaimed: Jobs taken back from workers that are gone.
         promoted: Delayed jobs that came due.
         expired: Jobs that waited past their deadline and ended so.
-        collected: Dead consumers and empty streams removed.
+        collected: Idle consumers and empty streams removed.
     """
 
     swept: bool

@@ -3,6 +3,13 @@ Where large payloads and results live: a folder, or a bucket of any S3-compatibl
 
 An object has a name inside the store and a URL, which is what travels. A store gives only what
 lies under its own root: a reference in a job cannot make a worker read another place.
+
+Payloads are under `jobs/<queue>/`, results under `results/<queue>/`. The worker that ends a job
+deletes its payload; payloads of jobs that ended without a worker are deleted in a sweep, and
+results by `Client.forget`. Nobody knows any more of what a crash left behind, or of a result whose
+record has expired: give the bucket a lifecycle rule that expires objects, or the folder a cron job.
+Let it wait for the longest time that a job may queue and run plus its `result_ttl_s`; the schema's
+limits for both together are 60 days, where jobs have a deadline.
 """
 
 import contextlib

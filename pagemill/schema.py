@@ -1,7 +1,7 @@
 """
 Jobs and results as they travel: the wire format, version 1.
 
-A job is JSON in the `d` field of its hash; a result is JSON under its result key. Unknown
+A job is JSON under the key d:<id>, or in an object; a result likewise under r:<id> (keys.py). Unknown
 fields are refused, so that a misspelt option is an error and not a silent default.
 """
 
@@ -18,6 +18,14 @@ SCHEMA_VERSION = 1
 SUPPORTED_VERSIONS = frozenset({1})
 
 MAX_PAYLOAD_BYTES = 8 * 1024 * 1024
+
+# no model reaches it; sums of estimates stay exact in the queue's counters
+MAX_ANSWER_TOKENS = 2**24
+
+# kept in the queue beside the result, and returned with it
+MAX_METADATA_BYTES = 16 * 1024
+
+MAX_STOP_BYTES = 1024
 
 Lane = Literal["interactive", "standard", "bulk"]
 LANES: tuple[Lane, ...] = ("interactive", "standard", "bulk")
@@ -36,6 +44,7 @@ FailureCode = Literal[
     "engine_error",
 ]
 
+_TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 _Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.@-]{0,127}$")]
 
 
@@ -70,20 +79,22 @@ class Options(_Wire):
     the left or right end. `json_schema` is not supported yet.
     """
 
-    max_tokens: int = Field(256, ge=1)
-    min_tokens: int = Field(0, ge=0)
+    model_config = ConfigDict(allow_inf_nan=False)
+
+    max_tokens: int = Field(256, ge=1, le=MAX_ANSWER_TOKENS)
+    min_tokens: int = Field(0, ge=0, le=MAX_ANSWER_TOKENS)
     n: int = Field(1, ge=1, le=128)
     temperature: float = Field(0.0, ge=0, le=100)
-    top_k: int = Field(0, ge=0)
+    top_k: int = Field(0, ge=0, lt=2**31)
     top_p: float = Field(1.0, gt=0, le=1)
     min_p: float = Field(0.0, ge=0, le=1)
     repetition_penalty: float = Field(1.0, gt=0, le=100)
     presence_penalty: float = Field(0.0, ge=-2, le=2)
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
-    logit_bias: dict[int, float] = Field(default_factory=dict)
+    logit_bias: dict[_TokenId, Annotated[float, Field(ge=-100, le=100)]] = Field(default_factory=dict, max_length=1024)
     seed: int | None = Field(None, ge=0, lt=2**63)
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = Field((), max_length=16)
-    stop_token_ids: tuple[int, ...] = Field((), max_length=64)
+    stop_token_ids: tuple[_TokenId, ...] = Field((), max_length=64)
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
@@ -96,6 +107,9 @@ class Options(_Wire):
     def _check(self) -> Self:
         if self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens is {self.min_tokens} and max_tokens {self.max_tokens}: want no more")
+        longest = max((_num_bytes(text) for text in self.stop), default=0)
+        if longest > MAX_STOP_BYTES:
+            raise ValueError(f"a stop string has {longest:,} bytes: want no more than {MAX_STOP_BYTES:,}")
         return self
 
 
@@ -106,8 +120,8 @@ class Job(_Versioned):
     Exactly one of `prompt` (text, or token ids) and `messages` (a chat) is given.
 
     Args:
-        id: Made by the client (UUIDv7) and the default idempotency key, so that every
-            submit can be repeated.
+        id: Made by the client (UUIDv7) and the default idempotency key: a submit of the
+            same Job object can be repeated.
         model: The model that must answer; None takes what the queue serves.
         lane: Who waits: a person (interactive), a service (standard), nobody (bulk).
         tenant: Who pays; the queue is fair between tenants.
@@ -118,7 +132,7 @@ class Job(_Versioned):
             another content is a Conflict.
         stream: Also publish tokens while they are generated.
         result_store: "auto" puts large results into the object store, "object" all of them.
-        metadata: Returned with the result; never read.
+        metadata: Returned with the result; never read. At most 16 KiB.
     """
 
     id: _Name = Field(default_factory=uuid7)
@@ -128,7 +142,7 @@ class Job(_Versioned):
     options: Options = Options()
     lane: Lane = "standard"
     tenant: _Name = "default"
-    timeout_s: float | None = Field(None, gt=0, le=30 * 86400)
+    timeout_s: float | None = Field(None, gt=0, le=30 * 86400, allow_inf_nan=False)
     result_ttl_s: int = Field(86400, ge=1, le=30 * 86400)
     idempotency_key: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     stream: bool = False
@@ -139,6 +153,13 @@ class Job(_Versioned):
     def _one_input(self) -> Self:
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("give exactly one of prompt and messages")
+        return self
+
+    @model_validator(mode="after")
+    def _small_metadata(self) -> Self:
+        num_bytes = sum(_num_bytes(name) + _num_bytes(value) for name, value in self.metadata.items())
+        if num_bytes > MAX_METADATA_BYTES:
+            raise ValueError(f"metadata has {num_bytes:,} bytes: want no more than {MAX_METADATA_BYTES:,}")
         return self
 
     @classmethod
@@ -324,5 +345,9 @@ def _too_large(num_bytes: int) -> str:
     )
 
 
+def _num_bytes(text: str) -> int:
+    return len(text.encode(errors="replace"))
+
+
 def _tokens_of(text: str) -> int:
-    return -(-len(text.encode(errors="replace")) // 3)
+    return -(-_num_bytes(text) // 3)

@@ -48,12 +48,17 @@ class Call(Generic[T_co]):
     One call of a script: what goes out, and how to read what comes back.
 
     The two clients and the consumer differ only in how they send it.
+
+    Args:
+        when_full: What stands for the reply where the server is out of memory; a script that is
+            refused for that has written nothing. Without it the call raises ServerFull.
     """
 
     script: Script
     base: str
     args: Sequence[Arg]
     parse: Callable[[Any], T_co]
+    when_full: Callable[[], T_co] | None = None
 
     @property
     def by_hash(self) -> tuple[Any, ...]:
@@ -95,8 +100,7 @@ def run_many(redis: Redis, calls: Sequence[Call[T]]) -> list[T]:
         if unknown:
             again = _send(redis, [calls[index].by_source for index in unknown])
             _fill_in(replies, unknown, again)
-        _raise_first(replies)
-    return [call.parse(reply) for call, reply in zip(calls, replies, strict=True)]
+        return [_read(call, reply) for call, reply in zip(calls, replies, strict=True)]
 
 
 async def run_many_async(redis: AsyncRedis, calls: Sequence[Call[T]]) -> list[T]:
@@ -107,8 +111,7 @@ async def run_many_async(redis: AsyncRedis, calls: Sequence[Call[T]]) -> list[T]
         if unknown:
             again = await _send_async(redis, [calls[index].by_source for index in unknown])
             _fill_in(replies, unknown, again)
-        _raise_first(replies)
-    return [call.parse(reply) for call, reply in zip(calls, replies, strict=True)]
+        return [_read(call, reply) for call, reply in zip(calls, replies, strict=True)]
 
 
 def _send(redis: Redis, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
@@ -134,10 +137,17 @@ def _fill_in(replies: list[Any], places: Sequence[int], again: Sequence[Any]) ->
         replies[place] = reply
 
 
-def _raise_first(replies: Sequence[Any]) -> None:
-    for reply in replies:
-        if isinstance(reply, Exception):
-            raise reply
+def _read(call: Call[T], reply: Any) -> T:
+    if not isinstance(reply, Exception):
+        return call.parse(reply)
+    if call.when_full is not None and _is_full(reply):
+        return call.when_full()
+    raise reply
+
+
+def _is_full(error: Exception) -> bool:
+    # from inside a script it comes as a plain error
+    return isinstance(error, redis_errors.OutOfMemoryError) or "OOM" in str(error)
 
 
 @contextmanager
@@ -145,13 +155,11 @@ def translated() -> Iterator[None]:
     """Turn what redis-py raises into our errors; the one place where the two meet."""
     try:
         yield
-    except redis_errors.OutOfMemoryError as error:
-        raise ServerFull("the queue's server is out of memory") from error
     except redis_errors.AuthenticationError as error:
         raise QueueUnavailable(f"the queue's server refuses the login: {error}") from error
     except (redis_errors.ConnectionError, redis_errors.TimeoutError, OSError) as error:
         raise QueueUnavailable(f"the queue's server cannot be reached: {error}") from error
     except redis_errors.RedisError as error:
-        if "OOM" in str(error):
+        if _is_full(error):
             raise ServerFull("the queue's server is out of memory") from error
         raise QueueUnavailable(f"the queue's server refuses: {error}") from error

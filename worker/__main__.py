@@ -143,11 +143,12 @@ def build_engine(settings: WorkerSettings) -> tuple[Engine, Tokenizer]:
 def build_service(
     settings: WorkerSettings, consumer: Consumer, store: ObjectStore | None, engine: Engine, tokenizer: Tokenizer
 ) -> Service:
-    model = settings.served_model_name or engine.model_name
+    model, *aliases = served_names(settings, engine.model_name)
     look_ahead = _look_ahead(settings, engine)
     log.info(
         "engine.ready",
         model=model,
+        aliases=aliases,
         kv_cache_tokens=engine.kv_tokens,
         max_model_len=engine.max_model_len,
         concurrency_at_max_model_len=round(engine.kv_tokens / engine.max_model_len, 1),
@@ -161,23 +162,47 @@ def build_service(
         engine=engine,
         intake=Intake(
             tokenizer=tokenizer,
-            models=frozenset({model}),
+            models=frozenset({model, *aliases}),
             max_model_len=engine.max_model_len,
             fingerprint=engine.fingerprint,
             store=store,
+            shared_tenants=settings.shared_tenants,
         ),
         results=ResultMaker(tokenizer=tokenizer, model=model, worker_id=consumer.worker_id),
         store=store,
         heartbeat=Heartbeat({"model": model, "max_model_len": engine.max_model_len, "engine": settings.engine}),
-        options=ServiceOptions(
-            lease_s=settings.lease_s,
-            drain_s=settings.drain_s,
-            look_ahead=look_ahead,
-            inline_result_bytes=settings.inline_result_bytes,
-            max_attempts=settings.max_attempts,
-            intake_threads=settings.intake_threads,
-        ),
+        options=_service_options(settings, look_ahead, tuple(aliases)),
     )
+
+
+def _service_options(settings: WorkerSettings, look_ahead: LookAhead, aliases: tuple[str, ...]) -> ServiceOptions:
+    return ServiceOptions(
+        lease_s=settings.lease_s,
+        drain_s=settings.drain_s,
+        look_ahead=look_ahead,
+        inline_result_bytes=settings.inline_result_bytes,
+        max_attempts=settings.max_attempts,
+        intake_threads=settings.intake_threads,
+        step_timeout_s=settings.step_timeout_s,
+        aliases=aliases,
+    )
+
+
+def served_names(settings: WorkerSettings, folder_name: str) -> list[str]:
+    """
+    The names that jobs may ask for, the one that results carry first.
+
+    A name that the operator chose stands alone: another queue may serve the same folder.
+    """
+    if settings.served_model_name is not None:
+        return [settings.served_model_name]
+    if settings.model is None or settings.engine == "fake":
+        return [folder_name]
+    path = Path(settings.model).expanduser()
+    given = path.stem if path.suffix == ".gguf" else settings.model
+    if path.is_dir():
+        given = path.resolve().name
+    return [given] if given == folder_name else [given, folder_name]
 
 
 def _look_ahead(settings: WorkerSettings, engine: Engine) -> LookAhead:

@@ -15,6 +15,7 @@ from engine.errors import RequestError
 from engine.request import Request, RequestOutput
 from pagemill.messages import Delivery
 from pagemill.schema import Failure, ResultStatus
+from worker.deferrals import Deferrals
 from worker.engine_port import Engine
 from worker.engine_thread import EngineThread, Turn
 from worker.intake import Accepted, Deferred, Intake, Prepared, Refused
@@ -27,6 +28,8 @@ log = structlog.get_logger(__name__)
 
 # deliveries that one thread of the pool prepares in one go
 INTAKE_BATCH = 16
+# lost workers say little of the jobs that they held: a job may lapse more often than it may be tried
+LAPSES_PER_ATTEMPT = 4
 
 
 class Jobs:
@@ -34,9 +37,10 @@ class Jobs:
     Moves jobs from the pull to the sink.
 
     Args:
-        max_attempts: A job that workers ended under so many times is failed, not run again.
+        max_attempts: A job that was tried so many times without an end is failed, not run again.
+        max_unreadable_s: A job whose payload could not be read for so long is failed.
         on_change: Called when there may be room for more jobs, or none is left.
-        defer: Puts a job off whose payload cannot be read now.
+        defer: Puts a job off whose payload cannot be read now; it stays in the table of leases.
     """
 
     def __init__(
@@ -49,6 +53,7 @@ class Jobs:
         sink: Sink,
         streams: TokenStreams,
         max_attempts: int,
+        max_unreadable_s: float,
         on_change: Callable[[], None],
         defer: Callable[[Held, str], None],
     ) -> None:
@@ -59,25 +64,32 @@ class Jobs:
         self._sink = sink
         self._streams = streams
         self._max_attempts = max_attempts
+        self._max_unreadable_s = max_unreadable_s
         self._on_change = on_change
         self._defer = defer
 
-        # estimated tokens of jobs that the engine's capacity does not know of yet
-        self._transit: dict[str, int] = {}
+        # what the engine's capacity does not know of yet, by job
+        self._transit: dict[str, Transit] = {}
+        self._deferrals = Deferrals(forget_s=max_unreadable_s / 4)
+        # set by a drain: what the intake still has does not go on to the engine
+        self._closed = False
 
     @property
     def transit(self) -> Transit:
-        return Transit(len(self._transit), sum(self._transit.values()))
+        transits = self._transit.values()
+        return Transit(sum(one.seqs for one in transits), sum(one.tokens for one in transits))
 
     def receive(self, deliveries: Sequence[Delivery]) -> None:
         """Take what was pulled and send it through the intake."""
         fresh = []
         for held in self._leases.hold(deliveries):
-            if held.delivery.attempt > self._max_attempts:
+            delivery = held.delivery
+            lapsed = delivery.lapses > self._max_attempts * LAPSES_PER_ATTEMPT
+            if delivery.attempt > self._max_attempts or lapsed:
                 self._give_up(held)
             else:
-                fresh.append(held.delivery)
-                self._transit[held.delivery.job_id] = held.delivery.tokens
+                fresh.append(delivery)
+                self._transit[delivery.job_id] = Transit(1, delivery.tokens)
         loop = asyncio.get_running_loop()
         for start in range(0, len(fresh), INTAKE_BATCH):
             batch = fresh[start : start + INTAKE_BATCH]
@@ -101,14 +113,16 @@ class Jobs:
 
     async def stop(self, job_ids: Iterable[str], status: ResultStatus) -> None:
         """End jobs that were cancelled or are past their deadline; what they have of text is kept."""
-        open_jobs = {job_id for job_id in job_ids if (held := self._leases.get(job_id)) and not held.settled}
+        open_jobs = {job_id: held for job_id in job_ids if (held := self._leases.get(job_id)) and not held.settled}
         if not open_jobs:
             return
+        for held in open_jobs.values():
+            # the intake may end while the engine is asked
+            held.stopped_as = status
         outputs = await self._engine.call(partial(_abort, open_jobs))
-        for job_id in open_jobs:
-            held = self._leases.get(job_id)
+        for job_id, held in open_jobs.items():
             # not in the engine: it has not come there yet, or its output is on the way to us
-            if job_id in outputs or (held and held.request is None):
+            if job_id in outputs or held.request is None:
                 self._finish(job_id, status, outputs.get(job_id))
 
     async def forget(self, job_ids: Iterable[str]) -> None:
@@ -119,17 +133,25 @@ class Jobs:
             self._on_change()
 
     async def take_unstarted(self) -> list[Held]:
-        """Take back all jobs of which nothing has been computed."""
+        """Take back all jobs of which nothing has been computed; none enters the engine any more."""
+        # first: what the intake finishes while the engine is asked would go on running
+        self._closed = True
         in_engine = {held.delivery.job_id for held in self._leases if held.request and not held.settled}
         unstarted = await self._engine.call(partial(_abort_unstarted, in_engine))
         jobs = [held for held in self._leases if not held.settled]
         return self._take(held for held in jobs if not held.request or held.delivery.job_id in unstarted)
 
     async def take_all(self) -> list[Held]:
-        """Take back all jobs that have not ended."""
+        """Take back all jobs that have not ended; none enters the engine any more."""
+        self._closed = True
         open_jobs = [held for held in self._leases if not held.settled]
         await self._engine.call(partial(_abort, [held.delivery.job_id for held in open_jobs]))
         return self._take(held for held in open_jobs if not held.settled)
+
+    def take(self, held: Held) -> bool:
+        """Take back one job that is not in the engine; False where it is ours no more, or has ended."""
+        is_ours = self._leases.get(held.delivery.job_id) is held and not held.settled
+        return is_ours and self._drop(held.delivery.job_id)
 
     def abandon(self) -> list[Held]:
         """Take back all jobs that have not ended, when the engine is gone."""
@@ -152,26 +174,45 @@ class Jobs:
             if held is None or held.settled or held.request is not None:
                 continue
             match prepared:
-                case Accepted():
-                    held.job, held.request = prepared.job, prepared.request
-                    held.saved_bytes = len(prepared.delivery.checkpoint) if prepared.request.resumed else 0
-                    requests.append(prepared.request)
+                case Deferred():
+                    self._put_off(held, prepared.why)
+                    continue
                 case Refused():
                     log.info("job.refused", job_id=held.delivery.job_id, code=prepared.failure.code)
                     held.job = prepared.job
                     self._end(Ended(held, "failed", failure=prepared.failure))
-                case Deferred() if held.delivery.attempt < self._max_attempts:
-                    self._drop(held.delivery.job_id)
-                    self._defer(held, prepared.why)
-                case Deferred():
-                    self._end(Ended(held, "failed", failure=Failure(code="lost_payload", message=prepared.why)))
+                case Accepted() if not self._closed and held.stopped_as is None:
+                    self._enter(held, prepared)
+                    requests.append(prepared.request)
+            self._deferrals.clear(held.delivery.job_id)
         if requests:
             self._engine.add(requests)
 
+    def _enter(self, held: Held, accepted: Accepted) -> None:
+        request = accepted.request
+        held.job, held.request = accepted.job, request
+        held.saved_bytes = len(accepted.delivery.checkpoint) if request.resumed else 0
+        self._transit[request.request_id] = Transit(request.params.n, held.delivery.tokens)
+
+    def _put_off(self, held: Held, why: str) -> None:
+        """Have a job tried again whose payload cannot be read now, unless that has gone on for too long."""
+        job_id = held.delivery.job_id
+        self._transit.pop(job_id, None)
+        if self._deferrals.note(job_id) < self._max_unreadable_s:
+            self._defer(held, why)
+            return
+        self._deferrals.clear(job_id)
+        message = f"the payload was unreadable for {self._max_unreadable_s:.0f} s, and the job is given up: {why}"
+        self._end(Ended(held, "failed", failure=Failure(code="lost_payload", message=message)))
+
     def _finish(self, job_id: str, status: ResultStatus, output: RequestOutput | None) -> None:
         held = self._leases.get(job_id)
-        if held is not None and not held.settled:
-            self._end(Ended(held, status, output))
+        if held is None or held.settled:
+            return
+        failure = None
+        if status == "expired":
+            failure = Failure(code="deadline_passed", message="the deadline passed while a worker had the job")
+        self._end(Ended(held, status, output, failure))
 
     def _reject(self, job_id: str, error: RequestError) -> None:
         held = self._leases.get(job_id)
@@ -181,8 +222,9 @@ class Jobs:
             self._end(Ended(held, "failed", failure=failure))
 
     def _give_up(self, held: Held) -> None:
-        log.error("job.given_up", job_id=held.delivery.job_id, attempt=held.delivery.attempt)
-        message = f"workers ended {self._max_attempts} times while the job was in their hands: it is given up"
+        attempts, lapses = held.delivery.attempt - 1, held.delivery.lapses
+        log.error("job.given_up", job_id=held.delivery.job_id, attempts=attempts, lapses=lapses)
+        message = f"the job is given up: {attempts} attempts failed, and {lapses} times it was lost with its worker"
         self._end(Ended(held, "failed", failure=Failure(code="engine_error", message=message)))
 
     def _end(self, ended: Ended) -> None:

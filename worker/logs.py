@@ -18,11 +18,7 @@ def configure_logging(style: Literal["auto", "text", "json"], level: str) -> Non
     # tracebacks without local variables: these hold prompts and answers
     tracebacks = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
     rendering: list[Any] = (
-        [
-            structlog.dev.ConsoleRenderer(
-                colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
-            )
-        ]
+        [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback)]
         if as_text
         else [structlog.processors.ExceptionRenderer(tracebacks), structlog.processors.JSONRenderer()]
     )

@@ -8,6 +8,7 @@ handed back, or lost to another worker.
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ from worker.sweeper import sweep_forever
 
 log = structlog.get_logger(__name__)
 
-# a full sink means that a server is away: what is pulled then could not be answered
+# a full sink, or so many payloads that cannot be read, means that a server is away: what is pulled then has to wait
 MAX_UNWRITTEN = 512
 # how long an idle worker trusts the doorbell; a ring can be lost with a connection
 IDLE_WAIT_S = 1.0
@@ -41,6 +42,8 @@ RETRY_DELAY_MS = 1000
 MAX_RETRY_DELAY_MS = 60_000
 # time for the last results once nothing runs any more
 FLUSH_S = 5.0
+# beats between two registrations of the names that this worker answers to: a flushed server has forgotten them
+BEATS_PER_REGISTRATION = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +55,12 @@ class ServiceOptions:
         lease_s: A worker that is silent for so long loses its jobs.
         drain_s: How long running jobs may go on after SIGTERM.
         inline_result_bytes: Larger results go to the object store.
-        max_attempts: A job that workers ended under so many times is failed.
+        max_attempts: A job that was tried so many times without an end is failed.
         intake_threads: Threads that read and tokenise.
+        step_timeout_s: A worker whose step runs for longer is not healthy.
+        defer_s: Pause before a payload is read again that could not be read.
+        max_unreadable_s: A job whose payload could not be read for so long is failed.
+        aliases: More names of the model that are routed to this queue.
     """
 
     lease_s: float
@@ -62,6 +69,10 @@ class ServiceOptions:
     inline_result_bytes: int = 65536
     max_attempts: int = 8
     intake_threads: int = 2
+    step_timeout_s: float = 300.0
+    defer_s: float = 5.0
+    max_unreadable_s: float = 3600.0
+    aliases: tuple[str, ...] = ()
 
 
 class Service:
@@ -84,8 +95,7 @@ class Service:
         options: ServiceOptions,
     ) -> None:
         self.num_done = 0
-        self._consumer = consumer
-        self._options = options
+        self._consumer, self._store, self._options = consumer, store, options
         self._heartbeat = heartbeat
         self._engine = EngineThread(engine, on_turns=self._on_turns, on_crash=self._fail)
         self._leases = Leases(consumer, self._engine, intake, lease_s=options.lease_s)
@@ -102,20 +112,20 @@ class Service:
             sink=self._sink,
             streams=self._streams,
             max_attempts=options.max_attempts,
+            max_unreadable_s=options.max_unreadable_s,
             on_change=self._on_change,
             defer=self._defer,
         )
 
-        self._changed = asyncio.Event()
-        self._stopping = asyncio.Event()
-        self._hurry = asyncio.Event()
+        self._changed, self._stopping, self._hurry = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._crash: BaseException | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._deferred: set[asyncio.Task[None]] = set()
         self._bell: asyncio.Task[None] | None = None
 
     @property
     def healthy(self) -> bool:
-        return self._engine.alive
+        return self._engine.alive and self._engine.step_age_s <= self._options.step_timeout_s
 
     @property
     def ready(self) -> bool:
@@ -146,7 +156,7 @@ class Service:
             self._beat(),
             self._sink.run(),
             self._streams.run(),
-            sweep_forever(self._consumer, every_s=min(5.0, self._options.lease_s / 4)),
+            sweep_forever(self._consumer, self._store, every_s=min(5.0, self._options.lease_s / 4)),
         ):
             self._start(loop)
         await self._stopping.wait()
@@ -180,6 +190,9 @@ class Service:
 
         # what has ended is in the table until its result is written
         await self._until(lambda: not len(self._leases), FLUSH_S)
+        # one that is on its way back would else wait for the end of its lease
+        if self._deferred:
+            await asyncio.wait(self._deferred, timeout=FLUSH_S)
         log.info("drain.finished", jobs_done=self.num_done, unwritten=len(self._sink))
 
     async def _until(self, condition: Callable[[], bool], timeout_s: float) -> None:
@@ -234,7 +247,7 @@ class Service:
         while not self._stopping.is_set():
             self._changed.clear()
             ask = decide(self._engine.capacity, self._jobs.transit, self._options.look_ahead)
-            if ask is None or len(self._sink) > MAX_UNWRITTEN:
+            if ask is None or max(len(self._sink), len(self._deferred)) > MAX_UNWRITTEN:
                 # a ring wakes one worker: let it be one that has room
                 self._stop_listening()
                 await self._wait_for_change(IDLE_WAIT_S)
@@ -300,7 +313,7 @@ class Service:
                 return
 
     async def _beat(self) -> None:
-        while True:
+        for beat in itertools.count():
             fields = self._heartbeat.fields(
                 self._engine.stats,
                 self._engine.capacity,
@@ -310,6 +323,9 @@ class Service:
             )
             try:
                 await self._consumer.heartbeat(fields)
+                if beat % BEATS_PER_REGISTRATION == 0:
+                    for name in self._options.aliases:
+                        await self._consumer.register_model(name)
             except QueueUnavailable as error:
                 log.warning("heartbeat.failed", error=str(error))
             await asyncio.sleep(min(1.0, self._leases.renew_every_s))
@@ -331,7 +347,22 @@ class Service:
         self._changed.set()
 
     def _defer(self, held: Held, why: str) -> None:
-        self._start(self._retry(held, why))
+        log.warning("job.deferred", job_id=held.delivery.job_id, why=why, retry_s=self._options.defer_s)
+        task = self._start(self._hand_back_later(held))
+        self._deferred.add(task)
+        task.add_done_callback(self._deferred.discard)
+
+    async def _hand_back_later(self, held: Held) -> None:
+        """
+        Keep a job for a while, under lease, and give it back: a peer may reach what we cannot.
+
+        It costs no attempt. A cancel, a deadline or a drain ends the wait as for any job.
+        """
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), self._options.defer_s)
+        # the drain takes back all that it finds here
+        if not self._stopping.is_set() and self._jobs.take(held):
+            await keep_trying("job.hand_back", lambda: self._consumer.release([held.delivery]))
 
     async def _retry(self, held: Held, why: str) -> None:
         log.warning("job.retried", job_id=held.delivery.job_id, attempt=held.delivery.attempt, why=why)

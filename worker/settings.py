@@ -39,7 +39,7 @@ class WorkerSettings(ClientSettings):
         ByteSize(65536), description="Larger results go to the object store, where there is one."
     )
     max_attempts: int = Field(
-        8, ge=1, description="A job under which workers ended so many times is failed, not run again."
+        8, ge=1, description="A job that was tried so many times without an end is failed, not run again."
     )
     allow_unsafe_redis: bool = Field(False, description="Start even if the server's settings can lose jobs.")
 
@@ -48,7 +48,9 @@ class WorkerSettings(ClientSettings):
         "paged", description='"fake" answers with letters at a set speed: for load tests of a queue.'
     )
     model: str | None = Field(None, description="A folder, a .gguf file, a name of `pagemill models list`, a hub id.")
-    served_model_name: str | None = Field(None, description="The name that jobs ask for; unset: what --model says, and the folder's name.")
+    served_model_name: str | None = Field(
+        None, description="The name that jobs ask for; unset: what --model says, and the folder's name."
+    )
     dtype: Literal["auto", "float32", "float64", "bfloat16", "float16"] = Field(
         "auto", description="What the model computes in; auto is float32 on a CPU."
     )
@@ -66,7 +68,8 @@ class WorkerSettings(ClientSettings):
     )
     prefix_caching: bool = Field(True, description="Find KV blocks of equal prompts again.")
     shared_tenants: bool = Field(
-        False, description="Tenants share cached prompts, found by a hash that nobody can collide; unset: each has its own."
+        False,
+        description="Tenants share cached prompts, under a hash that nobody can collide; else each has its own.",
     )
     preemption: Literal["auto", "swap", "recompute"] = Field(
         "auto", description="How blocks are won back under pressure; auto takes the cheaper way."

@@ -211,9 +211,6 @@ local function serve_tenants(lane)
       end
     end
   end
-  if served_at then
-    redis.call('HSET', key('vt', lane), '!now', whole(served_at))
-  end
   for _, from in ipairs(all) do
     claim(from)
     if from.drained and from.taken == #from.entries then
@@ -222,6 +219,9 @@ local function serve_tenants(lane)
     elseif from.taken > 0 then
       redis.call('ZADD', key('ring', lane), whole(from.vtime), from.tenant)
     end
+  end
+  if served_at then
+    redis.call('HSET', key('vt', lane), '!now', whole(served_at))
   end
 end
 

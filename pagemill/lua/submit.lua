@@ -16,7 +16,8 @@
 --   6 lane   7 tenant   8 estimated tokens   9 timeout ms or 0   10 result ttl s   11 stream 0/1
 --   12 seed   13 metadata JSON or ""
 -- Returns
---   one a job: 1 for taken in | {"DUP", first id, its state, its payload ref} | {"CONFLICT", first id} | {"BUSY", why, retry ms}
+--   one a job: 1 for taken in | {"DUP", first id, its state, its payload ref} | {"CONFLICT", first id}
+--   | {"BUSY", why, retry ms}
 
 local FIELDS = 13
 local TOKENS, TIMEOUT, TTL, SEED = 7, 8, 9, 11

@@ -2,7 +2,13 @@
 
 import pytest
 
-from tests.chaos.driver import chaos
+from tests.chaos.driver import Report, chaos
+
+
+def assert_disturbed(report: Report) -> None:
+    """A run in which nothing happened to the workers proves nothing."""
+    assert 0 < min(report.kills, report.drains, report.pauses), report
+    assert 0 < report.taken_over, report
 
 
 def test_every_job_has_one_result_whatever_happens_to_the_workers() -> None:
@@ -12,7 +18,7 @@ def test_every_job_has_one_result_whatever_happens_to_the_workers() -> None:
     report = chaos(jobs=300, workers=3, lease_s=2.0, seed=1, timeout_s=80)
 
     assert [] == report.faults
-    assert 300 == report.jobs
+    assert_disturbed(report)
 
 
 @pytest.mark.slow
@@ -24,3 +30,4 @@ def test_every_job_has_one_result_in_a_long_run() -> None:
     report = chaos(jobs=3000, workers=3, lease_s=2.0, seed=2, timeout_s=800)
 
     assert [] == report.faults
+    assert_disturbed(report)

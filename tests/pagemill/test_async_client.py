@@ -2,18 +2,21 @@
 
 import asyncio
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from redis import Redis
 
 from pagemill.async_client import AsyncClient
 from pagemill.client_core import CHUNK
 from pagemill.connection import connect_async
 from pagemill.consumer import Consumer
-from pagemill.errors import Busy, JobNotFound, WaitTimeout
+from pagemill.errors import Busy, Conflict, JobNotFound, QueueUnavailable, WaitTimeout
 from pagemill.messages import Finished, TokenDelta
 from pagemill.object_store import FileStore
-from tests.support.servers import BlockingConsumer, a_job, result_of
+from producers.local_redis import local_redis
+from tests.support.servers import BlockingConsumer, a_job, result_of, wait_for
 
 MakeConsumer = Callable[..., BlockingConsumer]
 
@@ -153,7 +156,33 @@ def test_large_payloads_go_to_the_store(server_url: str, queue: str, consumer: M
     async def scenario() -> None:
         async with AsyncClient(server_url, queue=queue, object_store=store) as client:
             await client.submit(job)
+            with pytest.raises(Conflict):
+                await client.submit(a_job("other " * 20_000, id=job.id))
 
     asyncio.run(scenario())
 
+    assert 1 == len(list(tmp_path.rglob("*.json")))
     assert job.payload() == store.get(consumer().pull()[0].payload_ref or "")
+
+
+def test_a_server_that_goes_away_while_one_waits() -> None:
+    """
+    Waiting for a result ends with the one typed error when the server goes.
+    """
+
+    async def scenario(servers: ExitStack) -> None:
+        url = servers.enter_context(local_redis())
+        async with AsyncClient(url) as client:
+            job_id = (await client.submit(a_job())).job_id
+            waiting = asyncio.ensure_future(client.result(job_id, wait_s=60))
+            with Redis.from_url(url) as redis:
+                await asyncio.to_thread(wait_for, lambda: redis.pubsub_channels())
+            await asyncio.to_thread(servers.close)
+            with pytest.raises(QueueUnavailable):
+                await waiting
+            with pytest.raises(QueueUnavailable) as caught:
+                await client.submit(a_job(id="mine"))
+            assert "mine" == caught.value.job_id
+
+    with ExitStack() as servers:
+        asyncio.run(scenario(servers))

@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from pagemill.consumer import Consumer
 from pagemill.ids import uuid7
 from pagemill.messages import Finished
 from pagemill.schema import Completion, Failure, Job, Result, Usage
+from tests.support.servers import wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = ("submit", "result", "status", "cancel", "worker", "demo", "models")
@@ -161,6 +163,42 @@ def test_several_answers_and_json_are_printed(queue: SimpleNamespace, run: Run) 
     assert (0, "done") == (code, Result.model_validate_json(printed).status)
 
 
+def test_ids_are_printed_as_json(queue: SimpleNamespace, run: Run) -> None:
+    """
+    With --json and without --wait, one object a job, from flags and from lines alike.
+    """
+    code, printed, _ = run("submit", "--json", "--raw", "a", "--stdin", stdin=b"b")
+    also, lines, _ = run("submit", "--json", "--jsonl", "-", stdin=b'{"prompt": "c"}\n')
+
+    found = [json.loads(line) for line in (printed + lines).splitlines()]
+    jobs = {job.prompt: {"job_id": job.id} for job in answer(queue, echo)}
+    assert (0, 0) == (code, also)
+    assert [jobs[prompt] for prompt in ("a", "b", "c")] == found
+
+
+def test_waiting_for_lines_tells_of_failures(queue: SimpleNamespace, run: Run) -> None:
+    """
+    A file of jobs that is waited for ends with code 1 when one of them has no answer.
+    """
+    lines = b'{"prompt": "a"}\n{"prompt": "b"}\n'
+    ended: list[Job] = []
+
+    def half(job: Job) -> Result:
+        return echo(job) if job.prompt == "a" else refuse(job)
+
+    def serve() -> None:
+        wait_for(lambda: ended.extend(answer(queue, half)) or len(ended) == 2)
+
+    worker = threading.Thread(target=serve)
+    worker.start()
+    code, printed, errors = run("submit", "--wait", "--jsonl", "-", stdin=lines)
+    worker.join()
+
+    results = [Result.model_validate_json(line) for line in printed.splitlines()]
+    assert (1, ["done", "failed"]) == (code, sorted(result.status for result in results))
+    assert "1 of 2 jobs have no answer" in errors
+
+
 def test_failed_and_unfinished_jobs_are_one_line_and_code_1(queue: SimpleNamespace, run: Run) -> None:
     """
     Whoever asks for an answer that is not there is told why, without a traceback.
@@ -222,6 +260,7 @@ def test_status_shows_lanes_and_workers(run: Run) -> None:
         (("submit", "x", "-o", "nonsense=1"), 1, "options.nonsense: unknown field"),
         (("submit", "x", "-o", "nonsense"), 1, "want NAME=VALUE"),
         (("submit", ""), 1, "empty"),
+        (("submit", "x", "--stream", "--json"), 2, "prints text"),
         (("submit", "x", "--model", "nobody"), 1, "nobody"),
         (("result", "no-such-job"), 1, "no-such-job"),
         (("cancel", "no-such-job"), 1, "no-such-job"),

@@ -9,7 +9,7 @@ from redis import Redis
 
 from pagemill.async_client import AsyncClient
 from pagemill.client import Client
-from pagemill.errors import InvalidJob, JobFailed, JobNotFound, ObjectStoreError, WaitTimeout
+from pagemill.errors import Busy, Conflict, InvalidJob, JobFailed, JobNotFound, ObjectStoreError, WaitTimeout
 from pagemill.keys import QueueKeys
 from pagemill.messages import Finished, TokenDelta
 from pagemill.object_store import FileStore
@@ -285,6 +285,52 @@ def test_a_large_payload_goes_to_the_store(server_url: str, queue: str, consumer
     assert (None, job.payload()) == (got.payload, store.get(got.payload_ref or ""))
 
 
+def objects_in(folder: Path) -> list[str]:
+    return [path.as_uri() for path in folder.rglob("*.json")]
+
+
+def test_a_refused_submit_leaves_the_accepted_payload(
+    server_url: str, queue: str, consumer: MakeConsumer, tmp_path: Path
+) -> None:
+    """
+    Conflicts, repeats, and jobs refused for now leave one object: the very one of the accepted job.
+    """
+    store = FileStore(tmp_path)
+    job = a_job("long " * 20_000, id="same", idempotency_key="k")
+    with Client(server_url, queue=queue, object_store=store, max_queued_tokens=1) as client:
+        client.submit(job)
+        with pytest.raises(Conflict):
+            client.submit(a_job("other " * 20_000, id="same"))
+        with pytest.raises(Busy):
+            client.submit(a_job("third " * 20_000))
+        again = [client.submit(job), client.submit(a_job("long " * 20_000, idempotency_key="k"))]
+
+    [got] = consumer().pull()
+
+    assert [True, True] == [one.duplicate for one in again]
+    assert [got.payload_ref] == objects_in(tmp_path)
+    assert job.payload() == store.get(got.payload_ref or "")
+
+
+def test_payloads_of_jobs_that_no_worker_ended_are_orphans(
+    server_url: str, queue: str, consumer: MakeConsumer, tmp_path: Path
+) -> None:
+    """
+    A cancelled and an expired job leave their payloads to the sweeping worker, each once.
+    """
+    with Client(server_url, queue=queue, object_store=FileStore(tmp_path)) as client:
+        client.cancel(client.submit(a_job("long " * 20_000)).job_id)
+        client.submit(a_job("long " * 20_000, timeout_s=0.001))
+    worker = consumer()
+    wait_for(lambda: worker.run(worker.consumer.sweep()).expired)
+
+    orphans = [worker.run(worker.consumer.take_orphans(1)), worker.run(worker.consumer.take_orphans(10))]
+
+    assert [1, 1] == [len(urls) for urls in orphans]
+    assert sorted(objects_in(tmp_path)) == sorted(orphans[0] + orphans[1])
+    assert [] == worker.run(worker.consumer.take_orphans(10))
+
+
 def test_a_large_payload_without_a_store_stays_in_the_queue(client: Client, consumer: MakeConsumer) -> None:
     """
     Without a store the payload is inline, up to 8 MiB; beyond that it is refused.
@@ -302,7 +348,7 @@ def test_a_result_in_the_store_is_read_from_there(
     server_url: str, queue: str, client: Client, consumer: MakeConsumer, tmp_path: Path
 ) -> None:
     """
-    A client with the store gets the result, forgets it there too; one without is told where it is.
+    A client with the store gets the result, forgets it there too; one without is told where it is, and drops nothing.
     """
     store = FileStore(tmp_path)
     job_id = client.submit(a_job()).job_id
@@ -313,6 +359,8 @@ def test_a_result_in_the_store_is_read_from_there(
 
     with pytest.raises(ObjectStoreError, match=r"results/1\.json"):
         client.result(job_id)
+    with pytest.raises(ObjectStoreError, match=r"results/1\.json"):
+        client.forget(job_id)
     with Client(server_url, queue=queue, object_store=store) as with_store:
         assert "large" == with_store.text(job_id)
         assert with_store.forget(job_id)

@@ -4,6 +4,7 @@ import json
 import random
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from redis import Redis
@@ -12,6 +13,7 @@ from pagemill.client import Client
 from pagemill.errors import Busy, QueueUnavailable
 from pagemill.keys import QueueKeys
 from pagemill.messages import Finished
+from pagemill.object_store import FileStore
 from producers.local_redis import local_redis
 from tests.support.servers import BlockingConsumer, a_job, result_of, wait_for
 
@@ -136,6 +138,39 @@ def test_a_full_server_still_takes_results() -> None:
         assert {"done"} == set(worker.finish(*held))
 
         assert ["answer"] * 20 == [client.text(job.id, wait_s=0) for job in jobs]
+        worker.close()
+
+
+def test_a_job_that_a_full_server_refuses_leaves_no_object(tmp_path: Path) -> None:
+    """
+    Out of memory, no job goes in, and its payload does not stay in the store.
+    """
+    store = FileStore(tmp_path)
+    with local_redis() as url, Redis.from_url(url) as redis, Client(url, object_store=store) as client:
+        client.submit(a_job())
+        redis.config_set("maxmemory", "100kb")
+        with pytest.raises(Busy, match="its server"):
+            client.submit(a_job("long " * 20_000))
+
+    assert [] == list(tmp_path.rglob("*.json"))
+
+
+def test_a_full_server_is_unavailable_to_workers() -> None:
+    """
+    Out of memory, a worker lives on and empties the queue; what cannot be done is QueueUnavailable.
+    """
+    with local_redis() as url, Client(url) as client, Redis.from_url(url) as redis:
+        client.submit_many([a_job(f"{number}") for number in range(3)])
+        worker = BlockingConsumer(url, "default")
+        redis.config_set("maxmemory", "100kb")
+
+        worker.run(worker.consumer.heartbeat({"running": 0}))
+        with pytest.raises(QueueUnavailable, match="out of memory"):
+            worker.run(worker.consumer.sweep())
+        with pytest.raises(QueueUnavailable, match="out of memory"):
+            worker.run(worker.consumer.register_model("tiny"))
+
+        assert ["done"] * 3 == worker.finish(*worker.pull())
         worker.close()
 
 

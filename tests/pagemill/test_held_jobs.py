@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from redis import Redis
 
+from pagemill.calls import PULL_LOOKS
 from pagemill.client import Client
 from pagemill.errors import QueueUnavailable
-from pagemill.keys import QueueKeys
+from pagemill.keys import MODELS, QueueKeys
 from pagemill.messages import Checkpoint, Renewal
 from tests.support.servers import BlockingConsumer, a_job, wait_for
 
@@ -51,7 +52,7 @@ def test_a_renewed_lease_is_not_taken(client: Client, consumer: MakeConsumer, re
 
 def test_a_silent_worker_loses_its_jobs(client: Client, consumer: MakeConsumer) -> None:
     """
-    After a lease without renewal or heartbeat, any worker gets the job; the attempt counts.
+    After a lease without renewal or heartbeat, any worker gets the job; a lapse counts, and no attempt.
     """
     job_id = client.submit(a_job()).job_id
     consumer(lease_ms=20).pull()
@@ -60,7 +61,7 @@ def test_a_silent_worker_loses_its_jobs(client: Client, consumer: MakeConsumer) 
 
     [again] = peer.pull()
 
-    assert (job_id, 2) == (again.job_id, again.attempt)
+    assert (job_id, 1, 1) == (again.job_id, again.attempt, again.lapses)
 
 
 def test_a_live_owner_keeps_its_jobs(client: Client, consumer: MakeConsumer, redis: Redis) -> None:
@@ -266,6 +267,44 @@ def test_a_lost_reply_gives_the_jobs_back(
     assert Renewal() == worker.run(worker.consumer.renew([known, again]))
 
 
+def test_a_pull_that_fails_halfway_gives_all_back(
+    client: Client, consumer: MakeConsumer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    Where a later script of one pull fails, the next pull has also what the earlier ones had claimed.
+    """
+    jobs = [a_job(f"{number}") for number in range(PULL_LOOKS + 6)]
+    client.submit_many(jobs)
+    worker = consumer()
+
+    import pagemill.consumer as module
+
+    real = module.send_once
+    num_sent = 0
+
+    async def cut(*command: object, **options: object) -> object:
+        nonlocal num_sent
+        reply = await real(*command, **options)  # type: ignore[arg-type]
+        num_sent += 1
+        if num_sent == 2:
+            raise ConnectionResetError("cut")
+        return reply
+
+    # the script is known by now: one command a look
+    worker.run(worker.consumer.release(worker.pull(max_jobs=1)))
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "send_once", cut)
+        with pytest.raises(QueueUnavailable):
+            worker.pull(max_jobs=len(jobs))
+
+    again = worker.pull(max_jobs=len(jobs))
+
+    assert (sorted(job.id for job in jobs), {1}) == (
+        sorted(job.job_id for job in again),
+        {job.attempt for job in again},
+    )
+
+
 def test_a_cancelled_pull_gives_the_jobs_back(client: Client, consumer: MakeConsumer) -> None:
     """
     A pull that its task gave up, at whatever moment, loses nothing either.
@@ -323,6 +362,23 @@ def test_dead_consumers_and_idle_streams_go(client: Client, consumer: MakeConsum
     assert 0 == redis.exists(f"{QueueKeys(queue).base}:streams")
 
 
+def test_an_idle_tenant_goes_while_its_worker_lives(
+    client: Client, consumer: MakeConsumer, redis: Redis, queue: str
+) -> None:
+    """
+    Streams of tenants that were here once do not pile up in a fleet that never stops.
+    """
+    worker, sweeper = consumer(), consumer(lease_ms=10)
+    client.submit(a_job(tenant="once"))
+    worker.finish(*worker.pull())
+
+    wait_for(lambda: sweeper.run(sweeper.consumer.sweep()) and not redis.keys(f"{QueueKeys(queue).base}:s:*"))
+
+    assert worker.worker_id in client.workers()
+    job_id = client.submit(a_job(tenant="once")).job_id
+    assert [job_id] == [job.job_id for job in worker.pull()]
+
+
 def test_a_stream_with_work_stays(client: Client, consumer: MakeConsumer) -> None:
     """
     Tidying takes no stream that has an entry, read or not, and a removed one is made again.
@@ -348,3 +404,21 @@ def test_a_worker_shows_itself(client: Client, consumer: MakeConsumer) -> None:
 
     assert ("0.5", "3") == (seen[worker.worker_id]["kv_usage"], seen[worker.worker_id]["running"])
     assert {} == client.workers()
+
+
+def test_a_route_is_written_when_it_is_missing(consumer: MakeConsumer, redis: Redis, queue: str) -> None:
+    """
+    Heartbeats put a model's route in once, leave another queue's claim alone, and mend a lost one.
+    """
+    worker = consumer()
+
+    def route_after(change: Callable[[], object]) -> bytes | None:
+        change()
+        worker.run(worker.consumer.heartbeat({"model": "tiny"}))
+        return redis.hget(MODELS, "tiny")  # type: ignore[return-value]
+
+    first = route_after(lambda: None)
+    taken = route_after(lambda: redis.hset(MODELS, "tiny", "elsewhere"))
+    mended = route_after(lambda: redis.delete(MODELS))
+
+    assert [queue.encode(), b"elsewhere", queue.encode()] == [first, taken, mended]

@@ -144,6 +144,35 @@ def test_tenants_pay_for_what_they_used(client: Client, consumer: MakeConsumer) 
     assert served.count("guessed-high") >= 5
 
 
+def test_an_estimate_above_the_cap_earns_nothing(client: Client, consumer: MakeConsumer) -> None:
+    """
+    What is given back is what was charged: asking for a million tokens buys no later share.
+    """
+    client.submit_many([a_job("abc", max_tokens=1_000_000, tenant="greedy") for _ in range(30)])
+    client.submit_many([a_job("abc", max_tokens=9, tenant="modest") for _ in range(30)])
+    worker = consumer()
+    served = []
+    for _ in range(10):
+        held = worker.pull(max_jobs=2, job_cap_tokens=10)
+        worker.finish(*held)
+        served += [job.tenant for job in held]
+
+    assert abs(served.count("greedy") - served.count("modest")) <= 2
+
+
+def test_a_job_that_came_back_is_charged_once(client: Client, consumer: MakeConsumer, redis: Redis, queue: str) -> None:
+    """
+    After a hand-back and a second delivery under another cap, the tenant has paid just what was used.
+    """
+    client.submit(a_job("abc", max_tokens=99, tenant="t"))
+    worker = consumer()
+    worker.run(worker.consumer.release(worker.pull(job_cap_tokens=40)))
+
+    worker.finish(*worker.pull(job_cap_tokens=60))
+
+    assert b"5" == redis.hget(f"{QueueKeys(queue).base}:vt:standard", "t")
+
+
 def test_a_large_job_is_waited_for(client: Client, consumer: MakeConsumer) -> None:
     """
     The first in line keeps its place where a later one would fit: freed budget adds up for it.
@@ -167,6 +196,34 @@ def test_a_large_job_is_waited_for_one_lease(client: Client, consumer: MakeConsu
     passed = wait_for(lambda: worker.pull(max_tokens=500))
 
     assert ["b"] == [job.tenant for job in passed]
+
+
+def test_two_large_jobs_do_not_wait_by_turns(client: Client, consumer: MakeConsumer) -> None:
+    """
+    One lease in two is kept free for large jobs, however many of them come first.
+    """
+    client.submit_many([a_job("big", max_tokens=1000, tenant=name) for name in ("a", "b")])
+    client.submit(a_job("small", tenant="c"))
+    worker = consumer(lease_ms=100)
+
+    passed = wait_for(lambda: worker.pull(max_tokens=500))
+
+    assert ["c"] == [job.tenant for job in passed]
+
+
+def test_each_large_job_has_its_own_lease(client: Client, consumer: MakeConsumer, redis: Redis, queue: str) -> None:
+    """
+    When the job that was waited for is taken, the time of the next one begins.
+    """
+    client.submit(a_job("big", max_tokens=1000))
+    worker = consumer()
+    worker.pull(max_tokens=500)
+    hold = f"{QueueKeys(queue).base}:hold:{worker.worker_id}"
+    held = redis.exists(hold)
+
+    worker.pull(max_tokens=2000)
+
+    assert (1, 0) == (held, redis.exists(hold))
 
 
 def test_an_estimate_counts_at_most_the_cap(client: Client, consumer: MakeConsumer) -> None:

@@ -1,16 +1,20 @@
 """SUBMIT: a job goes in once, whatever is repeated."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from redis import Redis
 
+from pagemill import calls
 from pagemill.client import Client
-from pagemill.client_core import CHUNK
-from pagemill.errors import Busy, Conflict, InvalidJob, UnknownModel
+from pagemill.client_core import CHUNK, prepare
+from pagemill.connection import connect
+from pagemill.errors import Busy, Conflict, InvalidJob, QueueUnavailable, UnknownModel
 from pagemill.keys import QueueKeys
 from pagemill.messages import Accepted
-from pagemill.schema import Job
+from pagemill.schema import MAX_ANSWER_TOKENS, Job
+from pagemill.scripts import run, run_many
 from tests.support.servers import BlockingConsumer, a_job
 
 MakeConsumer = Callable[..., BlockingConsumer]
@@ -217,3 +221,65 @@ def test_a_given_seed_is_kept_whole(client: Client, consumer: MakeConsumer) -> N
     client.submit(prompt="x", options={"seed": 2**63 - 1})
 
     assert 2**63 - 1 == consumer().pull()[0].seed
+
+
+@pytest.fixture
+def unlimited(server_url: str, queue: str) -> Iterator[Client]:
+    """A client that no number of waiting tokens stops."""
+    with Client(server_url, queue=queue, max_queued_tokens=0) as client:
+        yield client
+
+
+def test_the_largest_jobs_can_be_counted(unlimited: Client, consumer: MakeConsumer) -> None:
+    """
+    Jobs of the greatest size that the schema allows go in, through and out.
+    """
+    options = {"max_tokens": MAX_ANSWER_TOKENS, "n": 128}
+    unlimited.submit_many([Job.build(prompt="x", options=options) for _ in range(3)])
+    worker = consumer()
+
+    outcomes = worker.finish(*worker.pull(max_tokens=2**40))
+
+    assert ["done"] * 3 == outcomes
+    assert (0, 0) == (unlimited.stats().queued_tokens["standard"], unlimited.stats().running)
+
+
+@pytest.mark.parametrize("number", ["1" + "0" * 20, "1e300", "-1e300", "nan", "inf", "many", ""])
+def test_a_hostile_number_stops_nobody(
+    number: str, unlimited: Client, consumer: MakeConsumer, server_url: str, queue: str
+) -> None:
+    """
+    Whatever numbers a producer sends past the client, its own job and all others are served.
+    """
+    numbers: dict[str, Any] = dict.fromkeys(("tokens", "timeout_ms", "result_ttl_s", "seed"), number)
+    hostile = prepare(a_job(id="hostile"))._replace(**numbers)
+    raw = connect(server_url)
+    run(raw, calls.submit(QueueKeys(queue), [hostile], 1000))
+    raw.close()
+    unlimited.submit(a_job(id="good"))
+    worker = consumer()
+
+    held = worker.pull(max_tokens=2**41)
+
+    assert ["good", "hostile"] == sorted(job.job_id for job in held)
+    worker.run(worker.consumer.release(held))
+    assert ["done", "done"] == worker.finish(*worker.pull(max_tokens=2**41))
+    assert {0} == set(unlimited.stats().queued_tokens.values())
+
+
+def test_a_submit_in_doubt_names_its_job(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    Where the reply is lost the error has the id that the client made: with it, a repeat is no second job.
+    """
+
+    def cut(*arguments: Any) -> None:
+        run_many(*arguments)
+        raise QueueUnavailable("cut")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("pagemill.client.run_many", cut)
+        with pytest.raises(QueueUnavailable, match="may be in the queue") as caught:
+            client.submit(prompt="x")
+
+    assert client.submit(prompt="x", id=caught.value.job_id).duplicate
+    assert 1 == client.stats().queued["standard"]

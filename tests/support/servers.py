@@ -32,7 +32,7 @@ def oldest_redis() -> Path:
 
 
 def leaked_keys(redis: Redis, queue: str) -> list[str]:
-    """Keys that would stay for ever although nothing needs them: rulings.md 7."""
+    """Keys that would stay for ever although nothing needs them any more."""
     base = QueueKeys(queue).base
     names = [name.decode() for name in redis.scan_iter(match=f"{base.replace('[', '[[]')}:*", count=1000)]
     live = {name.rpartition(":")[2] for name in names if name.startswith(f"{base}:j:") and _lives(redis, name)}

@@ -120,7 +120,8 @@ def test_a_killed_workers_jobs_continue_from_their_checkpoint(
 
     assert expected_texts(jobs) == [result.text]
     assert computed <= 4000 - 300
-    assert 2 == result.attempt
+    # the job did nothing wrong: a lapse is no attempt
+    assert 1 == result.attempt
 
 
 def test_a_checkpoint_of_another_model_is_not_used(server_url: str, queue: str, client: Client, redis: Redis) -> None:

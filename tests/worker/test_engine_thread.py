@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
@@ -19,11 +20,11 @@ def request(name: str, text: str = "hello", max_tokens: int = 5) -> Request:
 class Recorder:
     """Collects what the thread gives, and waits for it."""
 
-    def __init__(self, engine: FakeEngine) -> None:
+    def __init__(self, engine: FakeEngine, **options: Any) -> None:
         self.turns: list[Turn] = []
         self.crash: BaseException | None = None
         self.threads: set[int] = set()
-        self.thread = EngineThread(engine, on_turns=self._on_turns, on_crash=self._on_crash)
+        self.thread = EngineThread(engine, on_turns=self._on_turns, on_crash=self._on_crash, **options)
 
     def _on_turns(self, turns: list[Turn]) -> None:
         self.threads.add(threading.get_ident())
@@ -42,11 +43,11 @@ class Recorder:
                 await asyncio.sleep(0.002)
 
 
-def play(engine: FakeEngine, story: Callable[[Recorder], Awaitable[None]]) -> Recorder:
+def play(engine: FakeEngine, story: Callable[[Recorder], Awaitable[None]], **options: Any) -> Recorder:
     """Run a story beside a running engine thread."""
 
     async def run() -> Recorder:
-        recorder = Recorder(engine)
+        recorder = Recorder(engine, **options)
         recorder.thread.start()
         await story(recorder)
         await recorder.thread.stop()
@@ -124,6 +125,30 @@ def test_an_exception_in_a_step_ends_the_thread() -> None:
 
     assert isinstance(recorder.crash, RuntimeError)
     assert not recorder.thread.alive
+
+
+def test_a_step_that_hangs_grows_old() -> None:
+    """
+    The age of a step is told while it runs, and is 0 before and after.
+    """
+    entered, let_go, now = threading.Event(), threading.Event(), [100.0]
+
+    class Hanging(FakeEngine):
+        def step(self) -> StepOutputs:
+            entered.set()
+            assert let_go.wait(10)
+            return super().step()
+
+    async def story(recorder: Recorder) -> None:
+        assert 0.0 == recorder.thread.step_age_s
+        recorder.thread.add([request("a")])
+        await recorder.until(entered.is_set)
+        now[0] += 250.0
+        assert 250.0 == recorder.thread.step_age_s
+        let_go.set()
+        await recorder.until(lambda: recorder.finished and recorder.thread.step_age_s == 0.0)
+
+    play(Hanging(), story, clock=lambda: now[0])
 
 
 def test_an_idle_thread_takes_no_steps() -> None:

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ import pytest
 from engine.errors import EmptyPrompt, PromptTooLong
 from pagemill.messages import Delivery
 from pagemill.object_store import FileStore
-from pagemill.schema import Options
+from pagemill.schema import MAX_PAYLOAD_BYTES, Options
 from tests.support.deliveries import delivery, intake
 from worker.fake_engine import ByteTokenizer
 from worker.intake import Accepted, Deferred, Intake, Refused, fit
@@ -94,6 +94,36 @@ def test_a_payload_is_fetched_from_the_store(tmp_path: Path) -> None:
     assert [Deferred] == [type(one) for one in away.prepare([delivery(payload_ref=ref)])]
 
 
+def test_a_huge_object_is_not_read_whole(tmp_path: Path) -> None:
+    """
+    Of an object that is larger than a payload may be, no more is read than tells that.
+    """
+    lengths = []
+
+    class Counting(FileStore):
+        def get_range(self, url: str, start: int, length: int) -> bytes:
+            lengths.append(length)
+            return super().get_range(url, start, length)
+
+    store = Counting(tmp_path)
+    ref = store.put("huge", b"x" * (MAX_PAYLOAD_BYTES + 1000))
+    (prepared,) = intake(store).prepare([delivery(payload_ref=ref)])
+
+    assert isinstance(prepared, Refused)
+    assert ("payload_too_large", [MAX_PAYLOAD_BYTES + 1]) == (prepared.failure.code, lengths)
+
+
+def test_tenants_share_no_prompts_unless_the_operator_says_so() -> None:
+    """
+    Cached blocks are found by prompts of the same tenant alone; with shared_tenants by all.
+    """
+    job = delivery(payload(prompt="hi"), tenant="acme")
+    shared = Intake(ByteTokenizer(), frozenset(), 100, "print", shared_tenants=True)
+
+    assert "acme" == accepted(intake(), job).request.cache_salt
+    assert accepted(shared, job).request.cache_salt is None
+
+
 def test_a_checkpoint_of_this_prompt_and_model_is_resumed() -> None:
     """
     Tokens are taken over only where the text beside them names the same prompt and model.
@@ -141,11 +171,26 @@ def test_the_bos_token_survives_a_cut_from_the_left() -> None:
     assert (90, 0, 111) == (len(cut), cut[0], cut[1])
 
 
-def test_truncation_leaves_one_token_at_least() -> None:
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_only_a_prompt_that_does_not_fit_is_cut(side: Literal["left", "right"]) -> None:
     """
-    Even where max_tokens is the whole context, a token of prompt remains.
+    A prompt with room for one answer token stays whole, and a cut one keeps half of the context.
     """
-    assert 1 == len(fit(np.arange(9, dtype=np.int32), Options(max_tokens=500, truncate="left"), 100, None))
+    options = Options(max_tokens=4096, truncate=side)
+
+    assert 1500 == len(fit(np.arange(1500, dtype=np.int32), options, 2048, None))
+    assert 2047 == len(fit(np.arange(2047, dtype=np.int32), options, 2048, None))
+    assert 1024 == len(fit(np.arange(2048, dtype=np.int32), options, 2048, None))
+
+
+@pytest.mark.parametrize(("side", "kept"), [("left", 8), ("right", 1)])
+def test_bos_is_not_left_alone(side: Literal["left", "right"], kept: int) -> None:
+    """
+    Where one token of prompt has room, it is one of the job's own.
+    """
+    cut = fit(np.arange(9, dtype=np.int32), Options(max_tokens=500, truncate=side), 2, 0)
+
+    assert [kept] == cut.tolist()
 
 
 def test_a_prompt_that_fits_is_left_as_it_is() -> None:

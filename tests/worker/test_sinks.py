@@ -7,6 +7,7 @@ from pathlib import Path
 
 from engine.request import Completion, FinishReason, RequestOutput, TokenLogprob
 from pagemill.errors import ObjectStoreError, QueueUnavailable
+from pagemill.keys import QueueKeys
 from pagemill.messages import Finished, Outcome
 from pagemill.object_store import FileStore
 from pagemill.schema import Job
@@ -21,6 +22,7 @@ class ScriptedConsumer:
     """Notes each batch, and answers with what it was given; by default all are done."""
 
     def __init__(self, *answers: Exception | list[Outcome], meanwhile: Callable[[], None] = lambda: None) -> None:
+        self.keys = QueueKeys("q")
         self.batches: list[list[Finished]] = []
         self._answers = list(answers)
         self._meanwhile = meanwhile
@@ -138,7 +140,7 @@ def test_an_upload_is_repeated_and_holds_up_nobody(tmp_path: Path) -> None:
     written = [finished for batch in consumer.batches for finished in batch]
 
     assert ["small", "large"] == [finished.delivery.job_id for finished in written]
-    assert [None, (tmp_path / "results/large.json").as_uri()] == [finished.ref for finished in written]
+    assert [None, (tmp_path / "results/q/large-1-1.json").as_uri()] == [finished.ref for finished in written]
 
 
 def test_an_answer_that_ended_in_an_error_is_a_failure() -> None:
@@ -172,11 +174,37 @@ def test_a_payload_in_the_store_goes_when_its_job_has_ended(tmp_path: Path) -> N
     What a producer put into the store for the worker is deleted once the result is written, and not before.
     """
     store = FileStore(tmp_path)
-    mine, theirs = store.put("payloads/mine", b"{}"), store.put("payloads/theirs", b"{}")
-    jobs = [held("mine"), held("theirs")]
-    for one, ref in zip(jobs, (mine, theirs), strict=True):
-        one.delivery = replace(one.delivery, payload=None, payload_ref=ref)
+    outcomes: list[Outcome] = ["done", "duplicate", "gone", "fenced"]
+    jobs = [held(outcome) for outcome in outcomes]
+    for one in jobs:
+        one.delivery = replace(one.delivery, payload=None, payload_ref=store.put(one.delivery.job_id, b"{}"))
 
-    write(ScriptedConsumer(["done", "fenced"]), [Ended(one, "done", output()) for one in jobs], store)
+    write(ScriptedConsumer(outcomes), [Ended(one, "done", output()) for one in jobs], store)
 
-    assert [False, True] == [store.exists(ref) for ref in (mine, theirs)]
+    assert ["fenced"] == [path.name for path in tmp_path.iterdir()]
+
+
+def test_a_fenced_worker_touches_no_published_result(tmp_path: Path) -> None:
+    """
+    Its object has a name of its own, and goes when the queue refuses the result.
+    """
+    store = FileStore(tmp_path)
+    ours, theirs = held("job", result_store="object"), held("job", result_store="object")
+    theirs.delivery = replace(theirs.delivery, entry_id="2-2")
+
+    write(ScriptedConsumer(), [Ended(theirs, "done", output("published"))], store)
+    write(ScriptedConsumer(["fenced"]), [Ended(ours, "done", output("late"))], store)
+    (left,) = (tmp_path / "results" / "q").iterdir()
+
+    assert "job-2-2.json" == left.name
+    assert "published" in left.read_text()
+
+
+def test_a_result_object_stays_where_it_may_be_the_published_one(tmp_path: Path) -> None:
+    """
+    A "duplicate" can be the echo of our own write, whose reply was lost: the reference must hold.
+    """
+    consumer = ScriptedConsumer(["duplicate"])
+    write(consumer, [Ended(held("job", result_store="object"), "done", output())], FileStore(tmp_path))
+
+    assert FileStore(tmp_path).exists(str(consumer.batches[0][0].ref))

@@ -7,9 +7,13 @@ import sys
 import urllib.request
 from pathlib import Path
 
+import pytest
+
 from pagemill.client import Client
 from producers.local_redis import local_redis
 from tests.support.services import CHECKOUT, worker_process
+from worker.__main__ import served_names
+from worker.settings import WorkerSettings
 
 
 def start(*flags: str, **environment: str) -> tuple[int, str]:
@@ -167,6 +171,34 @@ def _get(port: int, path: str) -> int:
     except urllib.error.HTTPError as error:
         with error:
             return error.code
+
+
+@pytest.mark.parametrize(
+    ("flags", "folder", "names"),
+    [
+        (["--model", "smollm2"], "smollm2-135m-instruct", ["smollm2", "smollm2-135m-instruct"]),
+        (["--model", "acme/tiny"], "acme--tiny", ["acme/tiny", "acme--tiny"]),
+        (["--model", "/models/tiny-1.5.gguf"], "tiny-1.5-0123abcd", ["tiny-1.5", "tiny-1.5-0123abcd"]),
+        (["--model", "smollm2", "--served-model-name", "mine"], "smollm2-135m-instruct", ["mine"]),
+        (["--engine", "fake"], "fake", ["fake"]),
+    ],
+)
+def test_a_worker_answers_to_the_name_it_was_started_with(flags: list[str], folder: str, names: list[str]) -> None:
+    """
+    The name of --model comes first and the folder's is an alias; a chosen name stands alone.
+    """
+    assert names == served_names(WorkerSettings.read(flags), folder)
+
+
+def test_a_folder_answers_to_its_own_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    However the path to a folder is written, the name is the folder's.
+    """
+    folder = tmp_path / "tiny-1.5"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+
+    assert ["tiny-1.5"] == served_names(WorkerSettings.read(["--model", "."]), "tiny-1.5")
 
 
 def test_not_enough_memory_for_one_sequence(server_url: str, tmp_path: Path) -> None:
