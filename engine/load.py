@@ -6,7 +6,7 @@ import torch
 
 from engine.block_manager import BlockManager
 from engine.config import GIB, EngineConfig
-from engine.errors import ModelNotFound, StartupError
+from engine.errors import ModelNotFound, NotEnoughMemory, StartupError
 from engine.fingerprint import fingerprint
 from engine.kv_cache import CacheShape, KVCache, bytes_per_block
 from engine.llm_engine import LLMEngine
@@ -92,13 +92,20 @@ def _fit(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, max_model
     free = available_bytes()
     cache_bytes = config.kv_cache_bytes if config.kv_cache_bytes is not None else min(free // 4, 2 * GIB)
     host_bytes = config.swap_space_bytes if config.swap_space_bytes is not None else min(free // 10, GIB)
+    if config.preemption == "recompute":
+        # nothing would ever be swapped out
+        host_bytes = 0
+    if cache_bytes + host_bytes > free:
+        raise NotEnoughMemory(
+            f"kv_cache_bytes is {cache_bytes / GIB:,.1f} GiB and swap_space_bytes {host_bytes / GIB:,.1f} GiB, and "
+            f"{free / GIB:,.1f} GiB of memory are free beside the model: lower them"
+        )
     return CacheShape.fit(
         model,
         block_size=config.block_size,
         dtype=dtype,
         cache_bytes=cache_bytes,
-        # nothing would ever be swapped out
-        host_bytes=0 if config.preemption == "recompute" else host_bytes,
+        host_bytes=host_bytes,
         max_model_len=max_model_len,
     )
 

@@ -70,7 +70,7 @@ def read_jsonl(lines: Iterable[bytes], defaults: Mapping[str, Any]) -> Iterator[
 
 def _job_of(line: bytes, defaults: Mapping[str, Any]) -> Job:
     try:
-        fields = json.loads(line)
+        fields = json.loads(line.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise InvalidJob("invalid_encoding", f"not UTF-8: {error.reason} at byte {error.start}") from None
     except ValueError as error:

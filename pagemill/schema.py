@@ -7,7 +7,7 @@ fields are refused, so that a misspelt option is an error and not a silent defau
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from pagemill.errors import InvalidJob
 from pagemill.ids import uuid7
@@ -26,6 +26,12 @@ MAX_ANSWER_TOKENS = 2**24
 MAX_METADATA_BYTES = 16 * 1024
 
 MAX_STOP_BYTES = 1024
+
+# of one object: each of them may be a fault, and a fault takes a kilobyte while it is told
+MAX_FIELDS = 1024
+
+# that a message names
+MAX_FAULTS = 8
 
 Lane = Literal["interactive", "standard", "bulk"]
 LANES: tuple[Lane, ...] = ("interactive", "standard", "bulk")
@@ -62,6 +68,13 @@ class _Versioned(_Wire):
         return b'{"version":%d,%b' % (self.version, text[1:])
 
 
+def _few(value: Any) -> Any:
+    """Refuse an object of very many fields before each of them is looked at."""
+    if isinstance(value, dict) and len(value) > MAX_FIELDS:
+        raise ValueError(f"{len(value):,} fields: want no more than {MAX_FIELDS:,}")
+    return value
+
+
 class Message(_Wire):
     """One turn of a chat; the worker renders the model's own template."""
 
@@ -91,7 +104,9 @@ class Options(_Wire):
     repetition_penalty: float = Field(1.0, gt=0, le=100)
     presence_penalty: float = Field(0.0, ge=-2, le=2)
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
-    logit_bias: dict[_TokenId, Annotated[float, Field(ge=-100, le=100)]] = Field(default_factory=dict, max_length=1024)
+    logit_bias: Annotated[dict[_TokenId, Annotated[float, Field(ge=-100, le=100)]], BeforeValidator(_few)] = Field(
+        default_factory=dict
+    )
     seed: int | None = Field(None, ge=0, lt=2**63)
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = Field((), max_length=16)
     stop_token_ids: tuple[_TokenId, ...] = Field((), max_length=64)
@@ -102,6 +117,11 @@ class Options(_Wire):
     prompt_logprobs: int | None = Field(None, ge=0, le=20)
     truncate: Literal["error", "left", "right"] = "error"
     json_schema: dict[str, Any] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _few_fields(cls, value: Any) -> Any:
+        return _few(value)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -137,8 +157,8 @@ class Job(_Versioned):
 
     id: _Name = Field(default_factory=uuid7)
     model: str | None = None
-    prompt: str | tuple[int, ...] | None = None
-    messages: tuple[Message, ...] | None = None
+    prompt: str | Annotated[tuple[int, ...], Field(fail_fast=True)] | None = None
+    messages: Annotated[tuple[Message, ...], Field(fail_fast=True)] | None = None
     options: Options = Options()
     lane: Lane = "standard"
     tenant: _Name = "default"
@@ -147,7 +167,12 @@ class Job(_Versioned):
     idempotency_key: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     stream: bool = False
     result_store: Literal["auto", "redis", "object"] = "auto"
-    metadata: dict[str, str] = Field(default_factory=dict)
+    metadata: Annotated[dict[str, str], BeforeValidator(_few)] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _few_fields(cls, value: Any) -> Any:
+        return _few(value)
 
     @model_validator(mode="after")
     def _one_input(self) -> Self:
@@ -325,23 +350,36 @@ class Result(_Versioned):
 
 
 def explain(error: ValidationError) -> str:
-    """Every fault of a validation, one line each: where, what, and the value."""
+    """The first faults of a validation: where, what, and the value; short, whatever the job holds."""
+    faults = error.errors(include_url=False, include_context=False)
     lines = []
-    for fault in error.errors(include_url=False):
-        where = ".".join(map(str, fault["loc"])) or "job"
+    for fault in faults[:MAX_FAULTS]:
+        where = _shorten(".".join(map(str, fault["loc"])) or "job")
         if fault["type"] == "extra_forbidden":
             lines.append(f"{where}: unknown field")
         else:
-            value = repr(fault["input"])
-            shown = value if len(value) <= 80 else value[:77] + "..."
-            lines.append(f"{where}: {fault['msg']} (got {shown})")
+            lines.append(f"{where}: {fault['msg']} (got {_show(fault['input'])})")
+    if len(faults) > MAX_FAULTS:
+        lines.append(f"and {len(faults) - MAX_FAULTS:,} more")
     return "; ".join(lines)
+
+
+def _show(value: object) -> str:
+    # the whole of a large value is not worth its text
+    if isinstance(value, str | bytes):
+        return _shorten(repr(value[:81]))
+    if isinstance(value, list | tuple | dict) and len(value) > 8:
+        return f"{type(value).__name__} of {len(value):,}"
+    return _shorten(repr(value))
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def _too_large(num_bytes: int) -> str:
     return (
-        f"the job has {num_bytes:,} bytes and the queue takes {MAX_PAYLOAD_BYTES:,}: "
-        "put long documents through bulk, which splits them"
+        f"the job has {num_bytes:,} bytes and the queue takes {MAX_PAYLOAD_BYTES:,}: shorten it, or split the document"
     )
 
 

@@ -95,7 +95,8 @@ async def _check_server(consumer: Consumer, *, allow_unsafe: bool) -> None:
     try:
         warnings = await consumer.check_server(allow_unsafe=allow_unsafe)
     except QueueUnavailable as error:
-        raise QueueUnavailable(f"{error} Start the server, or set --redis-url to where it is") from None
+        reason = str(error).rstrip(".")
+        raise QueueUnavailable(f"{reason}. Is a Redis running there? --redis-url says where to look") from None
     for warning in warnings:
         log.warning("server.warning", message=warning)
 
@@ -104,8 +105,9 @@ async def _run(service: Service) -> int:
     _stop_on_signals(service)
     try:
         await service.run()
-    except Exception:
-        # logged where it happened; all jobs have been handed back
+    except Exception as error:
+        # jobs have been handed back, or go to other workers when their leases run out
+        log.critical("worker.ended", error=f"{type(error).__name__}: {error}", exc_info=error)
         return EXIT_FAILED
     finally:
         for number in STOP_SIGNALS:
@@ -251,7 +253,10 @@ async def _health(settings: WorkerSettings, started: list[Service]) -> AsyncIter
             port = await stack.enter_async_context(endpoint)
         except OSError as error:
             address = f"{settings.health_host}:{settings.health_port}"
-            message = f"the health endpoint cannot listen at {address} ({error.strerror}): choose another --health-port"
+            message = (
+                f"the health endpoint cannot listen at {address} ({error.strerror}): "
+                "choose another --health-host or --health-port"
+            )
             raise SettingsError(message) from None
         log.info("health.listening", host=settings.health_host, port=port)
         yield

@@ -28,6 +28,9 @@ log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
 MAX_BATCH = 64
+MAX_BATCH_BYTES = 8 * 1024 * 1024
+# a server takes 512 MB in one value by default, and should not hold a tenth of that
+MAX_INLINE_BYTES = 32 * 1024 * 1024
 MAX_PAUSE_S = 5.0
 
 
@@ -118,10 +121,30 @@ class Sink:
             if self._goes_to_store(ended.held, payload):
                 self._upload_later(ended, result)
             else:
-                self._ready.append(_Ready(ended.held, result, payload))
+                self._keep_inline(ended.held, result, payload)
+
+    def _keep_inline(self, held: Held, result: Result, payload: bytes) -> None:
+        if len(payload) > MAX_INLINE_BYTES:
+            # the server would refuse it, and with it all that is written beside it
+            message = (
+                f"the result has {len(payload):,} bytes and Redis is given {MAX_INLINE_BYTES:,} at most: "
+                "give the worker an --object-store"
+            )
+            failure = Failure(code="payload_too_large", message=message)
+            result = self._results.make(held.delivery, result.metadata, "failed", failure=failure)
+            payload = result.payload()
+        self._ready.append(_Ready(held, result, payload))
+
+    def _next_batch(self) -> list[_Ready]:
+        batch: list[_Ready] = []
+        room = MAX_BATCH_BYTES
+        while self._ready and len(batch) < MAX_BATCH and (room > 0 or not batch):
+            batch.append(self._ready.popleft())
+            room -= len(batch[-1].payload)
+        return batch
 
     async def _write(self) -> None:
-        batch = [self._ready.popleft() for _ in range(min(MAX_BATCH, len(self._ready)))]
+        batch = self._next_batch()
         if not batch:
             return
         self._num_writing = len(batch)
@@ -182,13 +205,14 @@ class Sink:
         if result is None:
             result = await asyncio.to_thread(self._make, ended)
         payload = await asyncio.to_thread(result.payload)
-        ref = None
         if self._goes_to_store(ended.held, payload):
             # of this entry alone: a worker that was fenced off must not write over the published result
             delivery = ended.held.delivery
             name = f"results/{self._consumer.keys.queue}/{delivery.job_id}-{delivery.entry_id}.json"
             ref = await keep_trying("results.upload", lambda: asyncio.to_thread(self._put, name, payload))
-        self._ready.append(_Ready(ended.held, result, payload, ref))
+            self._ready.append(_Ready(ended.held, result, payload, ref))
+        else:
+            self._keep_inline(ended.held, result, payload)
         self._work.set()
 
     def _put(self, name: str, payload: bytes) -> str:

@@ -34,7 +34,7 @@ from pagemill.schema import MAX_PAYLOAD_BYTES, SCHEMA_VERSION, Completion, Failu
         ({"prompt": "x", "options": {"logit_bias": {7: float("nan")}}}, "invalid_job", "options.logit_bias"),
         ({"prompt": "x", "options": {"logit_bias": {7: 101.0}}}, "invalid_job", "options.logit_bias"),
         ({"prompt": "x", "options": {"logit_bias": {-1: 1.0}}}, "invalid_job", "options.logit_bias"),
-        ({"prompt": "x", "options": {"logit_bias": dict.fromkeys(range(1025), 1)}}, "invalid_job", "1024"),
+        ({"prompt": "x", "options": {"logit_bias": dict.fromkeys(range(1025), 1)}}, "invalid_job", "1,025 fields"),
         ({"prompt": "x", "options": {"stop": ["é" * 513]}}, "invalid_job", "a stop string has 1,026 bytes"),
         ({"prompt": "x", "metadata": {"a": "é" * 8192}}, "invalid_job", "metadata has 16,385 bytes"),
         ({"prompt": "x", "timeout_s": float("nan")}, "invalid_job", "timeout_s"),
@@ -165,3 +165,26 @@ def test_the_fingerprint_ignores_the_id() -> None:
 
     assert one.fingerprint == two.fingerprint != other.fingerprint
     assert one.job_id != two.job_id
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b'{"prompt":[' + b",".join([b"[]"] * 300_000) + b"]}",
+        b'{"messages":[' + b",".join([b"{}"] * 300_000) + b"]}",
+        b'{"prompt":"x","metadata":{' + b",".join(b'"%d":1' % i for i in range(100_000)) + b"}}",
+        b'{"prompt":"x","options":{' + b",".join(b'"%d":1' % i for i in range(100_000)) + b"}}",
+        b'{"prompt":"x",' + b",".join(b'"%d":1' % i for i in range(100_000)) + b"}",
+        b'{"prompt":"x","options":{"logit_bias":{' + b",".join(b'"a%d":1' % i for i in range(100_000)) + b"}}}",
+    ],
+    ids=["tokens", "messages", "metadata", "options", "fields", "bias"],
+)
+def test_a_payload_of_many_faults_is_told_in_few_words(payload: bytes) -> None:
+    """
+    However many things are wrong, the message stays short enough to be kept and read.
+    """
+    with pytest.raises(InvalidJob) as caught:
+        Job.parse(payload)
+
+    assert "invalid_job" == caught.value.code
+    assert len(str(caught.value)) < 2000

@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from engine.request import Completion, FinishReason, RequestOutput, TokenLogprob
 from pagemill.errors import ObjectStoreError, QueueUnavailable
 from pagemill.keys import QueueKeys
@@ -208,3 +210,31 @@ def test_a_result_object_stays_where_it_may_be_the_published_one(tmp_path: Path)
     write(consumer, [Ended(held("job", result_store="object"), "done", output())], FileStore(tmp_path))
 
     assert FileStore(tmp_path).exists(str(consumer.batches[0][0].ref))
+
+
+def test_a_result_that_no_server_should_hold_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    Without a store a result above the limit becomes a failure that says what to do; its neighbours are written.
+    """
+    monkeypatch.setattr("worker.sinks.MAX_INLINE_BYTES", 4000)
+    consumer = ScriptedConsumer()
+
+    write(consumer, [Ended(held("large"), "done", output("x" * 5000)), Ended(held("small"), "done", output())])
+
+    [[large, small]] = consumer.batches
+    assert ("failed", "done") == (large.result.status, small.result.status)
+    assert large.result.failure is not None
+    assert "payload_too_large" == large.result.failure.code
+    assert "--object-store" in large.result.failure.message
+
+
+def test_large_results_are_written_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    A batch ends where its bytes would be too many for one call.
+    """
+    monkeypatch.setattr("worker.sinks.MAX_BATCH_BYTES", 20_000)
+    consumer = ScriptedConsumer()
+
+    write(consumer, [Ended(held(str(number)), "done", output("x" * 3000)) for number in range(5)])
+
+    assert [2, 2, 1] == [len(batch) for batch in consumer.batches]

@@ -201,12 +201,9 @@ def test_a_folder_answers_to_its_own_name(tmp_path: Path, monkeypatch: pytest.Mo
     assert ["tiny-1.5"] == served_names(WorkerSettings.read(["--model", "."]), "tiny-1.5")
 
 
-def test_not_enough_memory_for_one_sequence(server_url: str, tmp_path: Path) -> None:
-    """
-    A KV cache smaller than one sequence is refused with both numbers.
-    """
-    folder = write_model(
-        tmp_path / "model",
+def write_tiny_llama(folder: Path) -> Path:
+    return write_model(
+        folder,
         architectures=["LlamaForCausalLM"],
         model_type="llama",
         hidden_size=32,
@@ -217,6 +214,13 @@ def test_not_enough_memory_for_one_sequence(server_url: str, tmp_path: Path) -> 
         vocab_size=64,
         max_position_embeddings=2048,
     )
+
+
+def test_not_enough_memory_for_one_sequence(server_url: str, tmp_path: Path) -> None:
+    """
+    A KV cache smaller than one sequence is refused with both numbers.
+    """
+    folder = write_tiny_llama(tmp_path / "model")
     flags = ("--model", str(folder), "--load-format", "dummy", "--kv-cache-bytes", "4096", "--swap-space-bytes", "0")
     code, said = start("--redis-url", server_url, *flags)
 
@@ -224,3 +228,18 @@ def test_not_enough_memory_for_one_sequence(server_url: str, tmp_path: Path) -> 
     assert "2,048" in said
     assert "kv_cache_bytes" in said
     assert "max_model_len" in said
+
+
+def test_more_memory_than_there_is_gives_the_figures(tmp_path: Path, server_url: str) -> None:
+    """
+    A KV cache larger than what is free is refused at once, not by the system under load.
+    """
+    folder = write_tiny_llama(tmp_path / "model")
+    code, said = start(
+        "--redis-url", server_url, "--model", str(folder), "--load-format", "dummy", "--kv-cache-bytes", "10000GiB"
+    )
+
+    assert 1 == code
+    assert "10,000.0 GiB" in said
+    assert "lower them" in said
+    assert "Traceback" not in said
