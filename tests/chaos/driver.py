@@ -74,6 +74,7 @@ class Fleet:
         self._report = report
         self._draw = draw
         self._paused: dict[int, float] = {}
+        self._due = ["drain", "pause", "kill"]
         self.workers = [self._start() for _ in range(report.workers)]
 
     def disturb(self) -> None:
@@ -82,7 +83,8 @@ class Fleet:
         worker = self.workers[place]
         if place in self._paused or not worker.has_logged("worker.started"):
             return
-        fault = self._draw.choices(("kill", "drain", "pause"), (4, 3, 3))[0]
+        # each kind once, and then as it comes
+        fault = self._due.pop() if self._due else self._draw.choices(("kill", "drain", "pause"), (4, 3, 3))[0]
         if fault == "kill":
             self._report.kills += 1
             worker.kill()
