@@ -16,7 +16,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 export OMP_WAIT_POLICY ?= PASSIVE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv install demo test test-slow check format bench-cpu clean
+.PHONY: help venv install demo test test-slow test-gpu check format bench-cpu clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -46,9 +46,15 @@ demo: $(VENV)/.run  ## summarise 24 documents with a real model, from nothing
 
 test: $(VENV)/.dev  ## run all tests but the slow ones
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels/interpreted $(PYTEST_ARGS)
+	$(BIN)/python -m pytest tests/kernels/compiled $(PYTEST_ARGS)
+
+test-gpu:  ## run the tests that need a GPU, with the python that has its torch (PYTHON=...)
+	$(PYTHON) -m pytest tests/gpu --confcutdir=tests/gpu -p no:benchmark $(PYTEST_ARGS)
 
 test-slow: $(VENV)/.dev  ## run the slow tests: real model, chaos at full size
 	$(BIN)/python -m pytest -m slow --timeout 900 $(PYTEST_ARGS)
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels/interpreted -m slow --timeout 900 $(PYTEST_ARGS)
 
 check: $(VENV)/.dev  ## check format, lint, types and import layers
 	$(BIN)/ruff format --check .

@@ -7,13 +7,16 @@ line, the child answers with `Answer`; the requests themselves are built on both
 digests compared.
 """
 
+import contextlib
 import hashlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -24,11 +27,12 @@ from benchmarks import workloads
 from benchmarks.workloads import Request
 
 ROOT = Path(__file__).parents[1]
+_TAIL_LINES = 40
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Which requests to run; `run` tells repeats apart, so that no prefix cache carries over."""
+    """Which requests to run; `run` numbers the repeats, for engines that want ids of their own in each."""
 
     workload: str
     n: int | None
@@ -68,6 +72,10 @@ class Engine(Protocol):
 
     name: str
 
+    def reset(self) -> None:
+        """Forget cached prefixes; called before the clock starts."""
+        ...
+
     def generate(self, requests: Sequence[Request], run: int) -> list[list[int]]:
         """Answer all requests greedily, each with exactly its own number of tokens, ends ignored."""
         ...
@@ -94,6 +102,7 @@ class Contender:
         module: What `python -m` runs.
         arguments: Its command line.
         python: The interpreter; another one where the engine's pins differ from ours.
+        grace_s: How long it may take to end once it has nothing more to do.
     """
 
     def __init__(
@@ -104,17 +113,22 @@ class Contender:
         *,
         python: str = sys.executable,
         environment: Mapping[str, str],
+        grace_s: float = 10.0,
     ) -> None:
         self.label = label
         self.name = label
         self.start_up_s = 0.0
+        # what it printed last, once it has failed
+        self.log_tail = ""
         self._command = [python, "-m", module, *arguments]
         self._environment = dict(environment)
+        self._grace_s = grace_s
         self._process: subprocess.Popen[str] | None = None
         self._log: IO[str] | None = None
 
     def __enter__(self) -> Self:
         self._log = tempfile.TemporaryFile("w+", errors="replace")
+        begin = time.perf_counter()
         self._process = subprocess.Popen(
             self._command,
             stdin=subprocess.PIPE,
@@ -123,6 +137,8 @@ class Contender:
             text=True,
             cwd=ROOT,
             env=self._environment,
+            # engines have processes of their own, which must not outlive it with the memory of a GPU
+            process_group=0,
         )
         try:
             hello = self._read()
@@ -130,7 +146,7 @@ class Contender:
             self.__exit__(None, None, None)
             raise
         self.name = hello["engine"]
-        self.start_up_s = hello["start_up_s"]
+        self.start_up_s = round(time.perf_counter() - begin, 2)
         return self
 
     def __exit__(
@@ -143,10 +159,12 @@ class Contender:
         assert process.stdout is not None
         try:
             process.stdin.close()
-            process.wait(10)
+            process.wait(self._grace_s)
         except (subprocess.TimeoutExpired, BrokenPipeError):
             process.kill()
             process.wait()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.stdout.close()
         self._log.close()
 
@@ -159,8 +177,10 @@ class Contender:
         """
         assert self._process is not None
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(asdict(case)) + "\n")
-        self._process.stdin.flush()
+        # one that has ended is found out by reading
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(asdict(case)) + "\n")
+            self._process.stdin.flush()
         answer = Answer(**self._read())
         requests = case.requests()
         if answer.digest != workloads.digest(requests):
@@ -175,18 +195,20 @@ class Contender:
         assert self._process is not None
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
-        if not line:
-            raise ContenderError(f"{self.label} ended with code {self._process.wait()}: {self._last_words()}")
-        message: dict[str, Any] = json.loads(line)
-        if "error" in message:
+        message: dict[str, Any] = json.loads(line) if line else {}
+        if line and "error" not in message:
+            return message
+        lines = self._log_lines()
+        self.log_tail = "\n".join(lines[-_TAIL_LINES:])
+        if line:
             raise ContenderError(f"{self.label}: {message['error']}")
-        return message
+        last = lines[-1].strip() if lines else "it wrote nothing"
+        raise ContenderError(f"{self.label} ended with code {self._process.wait()}: {last}")
 
-    def _last_words(self) -> str:
+    def _log_lines(self) -> list[str]:
         assert self._log is not None
         self._log.seek(0)
-        lines = [line.strip() for line in self._log.read().splitlines() if line.strip()]
-        return lines[-1] if lines else "it wrote nothing"
+        return [line for line in self._log.read().splitlines() if line.strip()]
 
 
 def serve(load: Callable[[], Engine]) -> int:
@@ -199,14 +221,14 @@ def serve(load: Callable[[], Engine]) -> int:
         channel.write(json.dumps(message) + "\n")
         channel.flush()
 
-    begin = time.perf_counter()
     try:
         engine = load()
-        reply({"engine": engine.name, "start_up_s": round(time.perf_counter() - begin, 2)})
+        reply({"engine": engine.name})
         for line in sys.stdin:
             reply(asdict(answer(engine, Case(**json.loads(line)))))
         engine.close()
     except Exception as error:
+        traceback.print_exc()
         reply({"error": f"{type(error).__name__}: {error}"[:600]})
         return 1
     return 0
@@ -215,6 +237,7 @@ def serve(load: Callable[[], Engine]) -> int:
 def answer(engine: Engine, case: Case) -> Answer:
     """Run one case and measure it."""
     requests = case.requests()
+    engine.reset()
     wall, cpu = time.perf_counter(), time.process_time()
     if case.workload in workloads.SEQUENTIAL:
         outputs = [engine.generate([request], case.run)[0] for request in requests]

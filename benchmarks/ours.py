@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import torch
 
 from benchmarks.contender import serve
 from benchmarks.workloads import Request
@@ -22,14 +23,15 @@ class Pagemill:
 
     def __init__(self, config: EngineConfig) -> None:
         self.engine = load_engine(config)
-        self._preemptions = 0
+        self._before = self.engine.stats()
 
-    def generate(self, requests: Sequence[Request], run: int) -> list[list[int]]:
-        # a salt of its own makes each run's prompts new to the prefix cache
+    def reset(self) -> None:
+        self.engine.reset_prefix_cache()
+        self._before = self.engine.stats()
+
+    def generate(self, requests: Sequence[Request], run: int) -> list[list[int]]:  # noqa: ARG002
         for index, request in enumerate(requests):
-            params = SamplingParams(max_tokens=request.max_tokens, ignore_eos=True)
-            prompt = np.asarray(request.prompt, dtype=np.int32)
-            self.engine.add(EngineRequest(str(index), prompt, params, cache_salt=f"run {run}"))
+            self.engine.add(engine_request(str(index), request))
         outputs: dict[str, list[int]] = {}
         while self.engine.has_work:
             for finished in self.engine.step().finished:
@@ -37,17 +39,32 @@ class Pagemill:
         return [outputs[str(index)] for index in range(len(requests))]
 
     def stats(self) -> dict[str, Any]:
-        before, self._preemptions = self._preemptions, self.engine.stats().num_preemptions
-        return {"preemptions": self._preemptions - before, "kv_tokens": self.engine.kv_tokens}
+        now, before = self.engine.stats(), self._before
+        stats: dict[str, Any] = {
+            "steps": now.num_steps - before.num_steps,
+            "preemptions": now.num_preemptions - before.num_preemptions,
+            "prefix_hit_tokens": now.prefix_hit_tokens - before.prefix_hit_tokens,
+            "kv_tokens": self.engine.kv_tokens,
+        }
+        # 0 where CUDA was never started, which asking does not do
+        if torch.cuda.memory_allocated():
+            stats["gpu"] = torch.cuda.get_device_name()
+        return stats
 
     def close(self) -> None:
         """Nothing runs in the background."""
 
 
+def engine_request(request_id: str, request: Request) -> EngineRequest:
+    """A benchmark's request as the engine takes it: greedy, of exact length."""
+    params = SamplingParams(max_tokens=request.max_tokens, ignore_eos=True)
+    return EngineRequest(request_id, np.asarray(request.prompt, dtype=np.int32), params)
+
+
 def configure(
-    model: Path, *, dummy: bool, threads: int, max_model_len: int | None, options: Sequence[str] = ()
+    model: Path, *, dummy: bool, threads: int | None, max_model_len: int | None, options: Sequence[str] = ()
 ) -> EngineConfig:
-    """The settings of a measurement; `options` are further ones, like "max_num_seqs=32"."""
+    """The settings of a measurement; `options` are further ones, like "max_num_seqs=32", the last of a name counts."""
     load_format: Literal["auto", "dummy"] = "dummy" if dummy else "auto"
     config: dict[str, Any] = {
         "model": model,
@@ -58,15 +75,24 @@ def configure(
     }
     for option in options:
         name, _, value = option.partition("=")
-        config[name] = int(value) if value.isdigit() else value
+        config[name] = _parse(value)
     return EngineConfig(**config)
+
+
+def _parse(value: str) -> int | float | str:
+    for kind in (int, float):
+        try:
+            return kind(value)
+        except ValueError:
+            continue
+    return value
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--dummy", action="store_true")
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int)
     parser.add_argument("--max-model-len", type=int)
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
     args = parser.parse_args(argv)

@@ -11,7 +11,10 @@ What the queue costs: through Redis against the engine alone, and the worker's o
     submit   submit_many against bare pipelined XADDs of the same payloads
     scripts  PULL of 64 and FINISH of 32 against bare scripts that move as much, with a backlog
 
-One JSON line a part. The server is one of its own, started for this run.
+    python -m benchmarks.queue --parts engine --device cuda --model qwen2.5-0.5b --n 1000 --scale 1
+
+On a GPU both engines are there at once, in bf16, and take turns. One JSON line a part. The server is
+one of its own, started for this run.
 """
 
 import argparse
@@ -25,9 +28,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks import queue_scripts, workloads
+from benchmarks import gpu, queue_scripts, vocabulary, workloads
 from benchmarks.contender import Answer, Case, Contender, ContenderError
-from benchmarks.offline import Model, environment, find_model
+from benchmarks.model import Model, find_model
+from benchmarks.offline import environment
 from benchmarks.queue_pieces import pieces
 from benchmarks.worker_process import Usage, WorkerFailed, running_worker
 from engine.errors import StartupError
@@ -59,28 +63,43 @@ def through_queue(client: Client, requests: Sequence[workloads.Request]) -> floa
     return took
 
 
-def _same_engines(model: Model, threads: int) -> tuple[Contender, list[str]]:
-    """The engine alone, and the flags of a worker whose engine has the same settings."""
+def _settings(args: argparse.Namespace) -> dict[str, str]:
+    """What both engines of the engine part are told; names are those of EngineConfig, and of the worker's flags."""
+    if args.device == "cpu":
+        return {"dtype": "float32", "num_threads": str(args.threads)}
+    # both are on the GPU at once: neither may take what is left of it
+    settings = dict(option.split("=", 1) for option in gpu.our_options())
+    return settings | {"kv_cache_bytes": str(args.kv_cache_gib * 2**30), "max_model_len": str(gpu.MAX_MODEL_LEN)}
+
+
+def _same_engines(model: Model, args: argparse.Namespace) -> tuple[Contender, list[str], Mapping[str, str]]:
+    """The engine alone, the flags of a worker whose engine has the same settings, and the environment of both."""
+    settings = _settings(args)
     # cold for both: a repeat must not find its prompts in the cache
-    same = ["--threads", str(threads), "--set", "prefix_caching=0"]
-    flags = ["--model", str(model.folder), "--num-threads", str(threads), "--no-prefix-caching"]
-    flags += ["--dtype", "float32", "--load-format", "dummy" if model.dummy else "auto"]
-    arguments = ["--model", str(model.folder), *["--dummy"] * model.dummy, *same]
-    return Contender("engine", "benchmarks.ours", arguments, environment=environment(threads)), flags
+    arguments = ["--model", str(model.folder), *["--dummy"] * model.dummy, "--set", "prefix_caching=0"]
+    flags = ["--model", str(model.folder), "--load-format", "dummy" if model.dummy else "auto", "--no-prefix-caching"]
+    for name, value in settings.items():
+        arguments += ["--max-model-len", value] if name == "max_model_len" else ["--set", f"{name}={value}"]
+        flags += [f"--{name.replace('_', '-')}", value]
+    env = environment(args.threads) if args.device == "cpu" else gpu.environment()
+    return Contender("engine", "benchmarks.ours", arguments, environment=env), flags, env
 
 
 def against_engine(url: str, model: Model, args: argparse.Namespace) -> dict[str, Any]:
     """The engine part."""
     case = Case(args.workload, args.n, None, model.vocab, args.scale, 0)
-    warm_up = Case(args.workload, 8, 7, model.vocab, args.scale, 0)
-    engine, flags = _same_engines(model, args.threads)
+    warm_up = Case(args.workload, min(args.n, args.warm_up), 7, model.vocab, args.scale, 0)
+    if model.dummy:
+        # a worker does not start without one
+        vocabulary.write(model.folder, model.vocab)
+    engine, flags, env = _same_engines(model, args)
     answers: list[Answer] = []
     walls: list[float] = []
     used: list[Usage] = []
     requests = case.requests()
     with ExitStack() as stack:
         stack.enter_context(engine)
-        worker = stack.enter_context(running_worker(url, flags, queue="bench", environment=environment(args.threads)))
+        worker = stack.enter_context(running_worker(url, flags, queue="bench", environment=env))
         client = stack.enter_context(Client(url, queue="bench"))
         engine.run(warm_up)
         through_queue(client, warm_up.requests())
@@ -95,6 +114,7 @@ def against_engine(url: str, model: Model, args: argparse.Namespace) -> dict[str
     return {
         "queue": "engine",
         "model": model.name,
+        "device": args.device,
         "workload": case.workload,
         "digest": workloads.digest(requests),
         "requests": len(requests),
@@ -170,6 +190,9 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", default=",".join(PARTS))
     parser.add_argument("--model", default="smollm2", help="of the engine part: as a worker takes it, or a shape")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="of the engine part")
+    parser.add_argument("--kv-cache-gib", type=int, default=16, help="of each engine on a GPU")
+    parser.add_argument("--warm-up", type=int, default=8, help="requests before the measured ones")
     parser.add_argument("--workload", default="sharegpt")
     parser.add_argument("--n", type=int, default=32)
     parser.add_argument("--scale", type=float, default=0.2)

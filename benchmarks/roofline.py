@@ -176,11 +176,13 @@ def limit(
     return {"wall_s": wall_s, "output_tok_s": output / wall_s, "steps": num_steps}
 
 
-def limit_of(name: str, requests: Sequence[Request], shape: Shape, precision: Precision) -> dict[str, float]:
-    """The limit of a workload the way its requests are sent: at once, or one after another."""
+def limit_of(
+    name: str, requests: Sequence[Request], shape: Shape, precision: Precision, *, scale: float = 1.0
+) -> dict[str, float]:
+    """The limit of a workload, made at `scale`, the way its requests are sent: at once, or one after another."""
     if name in workloads.SEQUENTIAL:
         return limit(requests, shape, precision, max_batch=1)
-    return limit(requests, shape, precision, shared_prefix=workloads.SPECS[name].shared)
+    return limit(requests, shape, precision, shared_prefix=int(workloads.SPECS[name].shared * scale))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from engine.request import Chunk, Step
-from kernels.decode_attention import DecodePlan, plan_decode
-from kernels.prefill_attention import PrefillPlan, plan_prefill
+from kernels.decode_attention import DecodePlan, PagedDecode, plan_decode
+from kernels.prefill_attention import PrefillPlan, VarlenPrefill, plan_prefill
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,23 +24,34 @@ class ForwardBatch:
         num_decodes: Chunks of one token.
         decode, prefill: By sliding window, how the layers with that window attend the two kinds
             of chunks; empty where there are none.
-        first_rows: By place in `Step.chunks`, the chunk's first token here.
-        sample_rows: [num_sampling] int64, the last tokens of the sampling chunks in their order.
     """
 
     input_ids: Tensor
     positions: Tensor
     slot_mapping: Tensor
     num_decodes: int
-    decode: Mapping[int | None, DecodePlan]
-    prefill: Mapping[int | None, PrefillPlan]
+    decode: Mapping[int | None, DecodePlan | PagedDecode]
+    prefill: Mapping[int | None, PrefillPlan | VarlenPrefill]
+
+
+@dataclass(frozen=True, slots=True)
+class StepBatch:
+    """
+    A step laid out by the host.
+
+    Args:
+        first_rows: By place in `Step.chunks`, the chunk's first token in the batch.
+        sample_rows: [num_sampling] int64, the last tokens of the sampling chunks in their order.
+    """
+
+    forward: ForwardBatch
     first_rows: tuple[int, ...]
     sample_rows: Tensor
 
 
-def build_batch(step: Step, *, kv_cache: Tensor, windows: Set[int | None], last_token: Tensor) -> ForwardBatch:
+def build_batch(step: Step, *, kv_cache: Tensor, windows: Set[int | None], last_token: Tensor) -> StepBatch:
     """
-    Lay a step's chunks out.
+    Lay a step's chunks out for a CPU.
 
     Args:
         step: At least one chunk; every sequence's block table reaches its chunk's end.
@@ -66,13 +77,16 @@ def build_batch(step: Step, *, kv_cache: Tensor, windows: Set[int | None], last_
     first_rows = np.empty(len(chunks), dtype=np.int64)
     first_rows[order] = starts[:-1]
     sample_rows = [first + chunk.length - 1 for first, chunk in zip(first_rows, chunks, strict=True) if chunk.samples]
-    return ForwardBatch(
+    forward = ForwardBatch(
         input_ids=_input_ids(ordered, starts, last_token),
         positions=torch.from_numpy(positions),
         slot_mapping=torch.from_numpy(slots),
         num_decodes=num_decodes,
         decode=_decode_plans(ordered[:num_decodes], tables[:num_decodes], kv_cache, windows),
         prefill=_prefill_plans(ordered[num_decodes:], tables[num_decodes:], kv_cache, windows),
+    )
+    return StepBatch(
+        forward,
         first_rows=tuple(first_rows.tolist()),
         sample_rows=torch.tensor(sample_rows, dtype=torch.int64),
     )

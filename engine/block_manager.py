@@ -131,14 +131,16 @@ class BlockManager:
         first, stop = sequence.num_committed, num_tokens // self.block_size
         if not self.prefix_caching or stop <= first:
             return
-        hashes = self._hasher.extend(sequence, stop)
+        cached, computing = self._cached, self._computing
+        hashes, table = self._hasher.extend(sequence, stop), sequence.block_table
         for index in range(first, stop):
-            name, block = hashes[index], sequence.block_table[index]
-            if self._computing.get(name) is sequence:
-                del self._computing[name]
+            name = hashes[index]
+            if computing and computing.get(name) is sequence:
+                del computing[name]
             # computed twice: the first copy stays the cached one, this one ends with its sequence
-            if name not in self._cached:
-                self._cached[name] = block
+            if name not in cached:
+                block = table[index]
+                cached[name] = block
                 self._hashes[block] = name
         sequence.num_committed = stop
 
@@ -274,11 +276,13 @@ class BlockManager:
         return len(matched)
 
     def _take(self, sequence: Sequence, count: int, *, after: int) -> list[int]:
-        room = min(MAX_ROOM, (sequence.params.max_tokens - len(sequence.output)) // self.block_size)
+        room = min(MAX_ROOM, (sequence.request.params.max_tokens - len(sequence.output)) // self.block_size)
         taken = self._free.pop(count, after=after, room=room)
+        references, hashes = self._references, self._hashes
         for block in taken:
-            self._references[block] = 1
-            self._forget(block)
+            references[block] = 1
+            if hashes[block] is not None:
+                self._forget(block)
         return taken
 
     def _forget(self, block: int) -> None:

@@ -1,10 +1,13 @@
-"""What the scheduler keeps of each sequence, and of one pass over them."""
+"""What the scheduler keeps of each sequence, of one pass over them, and of a step that comes back."""
 
-from bisect import bisect_left, insort
-from collections.abc import Iterable
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from engine.request import BlockCopy, Chunk, Sequence
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.request import NO_DECODES, BlockCopy, Chunk, Decodes, Sequence
 
 
 @dataclass(slots=True, eq=False)
@@ -33,18 +36,40 @@ class Entry:
 class EntryList(list[Entry]):
     """Entries sorted by `order`."""
 
-    def insert_sorted(self, entry: Entry) -> None:
-        """Put an entry in its place."""
-        insort(self, entry, key=_order)
+    def insert_sorted(self, entry: Entry) -> int:
+        """Put an entry in its place, and return the place."""
+        index = bisect_left(self, entry.order, key=_order)
+        self.insert(index, entry)
+        return index
 
-    def remove_sorted(self, entry: Entry) -> None:
-        """Take out an entry that is in the list."""
+    def remove_sorted(self, entry: Entry) -> int:
+        """Take out an entry that is in the list, and return where it was."""
         index = bisect_left(self, entry.order, key=_order)
         assert self[index] is entry, f"{entry.sequence} is not in this list"
         del self[index]
+        return index
 
     def sequences(self) -> Iterable[Sequence]:
         return (entry.sequence for entry in self)
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """
+    The tokens of a completed step, by sequence that is still alive, in the order of `Step.sampling`.
+
+    Args:
+        sequences: Each with its token appended to the output, unless that is -1.
+        token_ids: [len(sequences)] int64; -1 where the logits were not finite.
+        last: [len(sequences)] bool: the answer ends by length with this token.
+    """
+
+    sequences: list[Sequence]
+    token_ids: NDArray[np.int64]
+    last: NDArray[np.bool_]
+
+    def __iter__(self) -> Iterator[tuple[Sequence, int]]:
+        return zip(self.sequences, self.token_ids.tolist(), strict=True)
 
 
 @dataclass(slots=True)
@@ -54,11 +79,13 @@ class Pass:
 
     Args:
         budget: Tokens that may still be computed in this step.
+        chunks: Those that are not among `decodes`.
         num_stalled: Running sequences that wait for a block.
         num_partials: Prompts that will be in the middle of their prefill after this step.
     """
 
     budget: int
+    decodes: Decodes = NO_DECODES
     chunks: list[Chunk] = field(default_factory=list)
     swap_in: list[BlockCopy] = field(default_factory=list)
     num_stalled: int = 0
@@ -76,7 +103,7 @@ class Pass:
         self.chunks.append(Chunk(sequence, sequence.num_computed, length, samples, join))
         self.budget -= length
         sequence.num_computed += length
-        sequence.num_in_flight += samples
+        sequence.num_tokens += samples
 
 
 def _order(entry: Entry) -> tuple[int, int]:

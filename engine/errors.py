@@ -13,7 +13,10 @@ EngineError
     ├── ModelNotFound
     ├── UnknownArchitecture
     ├── WeightsMismatch
-    └── NotEnoughMemory
+    ├── NotEnoughMemory
+    ├── NoGPU
+    ├── DriverTooOld
+    └── GPUTooOld
 """
 
 
@@ -74,4 +77,16 @@ class WeightsMismatch(StartupError):
 
 
 class NotEnoughMemory(StartupError):
-    """Raised when the KV cache cannot hold one sequence of max_model_len."""
+    """Raised when the weights, or the KV cache of one sequence of max_model_len, have no room."""
+
+
+class NoGPU(StartupError):
+    """Raised when a GPU is wanted and torch finds none that it can use."""
+
+
+class DriverTooOld(StartupError):
+    """Raised when the NVIDIA driver is older than the CUDA that torch was built for."""
+
+
+class GPUTooOld(StartupError):
+    """Raised when the GPU lacks what the kernels are made of."""

@@ -5,6 +5,8 @@ from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from engine.errors import EmptyPrompt, EngineError, InvalidParams, PromptTooLong
 from engine.output import OutputProcessor
 from engine.request import (
@@ -85,6 +87,8 @@ class LLMEngine:
         self.model_name = model_name
         self.fingerprint = fingerprint
         self.max_model_len = scheduler.max_model_len
+        self.max_num_seqs = scheduler.max_num_seqs
+        self.max_num_batched_tokens = scheduler.max_num_batched_tokens
         self.kv_tokens = scheduler.capacity().total_tokens
         self._scheduler = scheduler
         self._runner = runner
@@ -263,16 +267,15 @@ class LLMEngine:
         result = ticket.result()
         # before anyone ends: a short answer may end in the step that computes its prompt
         self._keep_prompt_logprobs(step, result)
-        logprobs = {}
-        if result.logprobs:
-            pairs = zip(step.sampling, result.logprobs, strict=True)
-            logprobs = {chunk.sequence: logprob for chunk, logprob in pairs}
-        for sequence, token_id in self._scheduler.complete(step, result.token_ids):
+        logprobs = dict(zip(step.sampled, result.logprobs, strict=True)) if result.logprobs else {}
+        arrived = self._scheduler.complete(step, result.token_ids)
+        self._generated_tokens += int(np.count_nonzero(arrived.token_ids >= 0))
+        for row in self._outputs.notable(arrived):
+            sequence, token_id = arrived.sequences[row], int(arrived.token_ids[row])
             live = self._live[sequence.request.request_id]
             if token_id < 0:
                 self._end(live, sequence, FinishReason.ERROR)
                 continue
-            self._generated_tokens += 1
             reason = self._outputs.push(sequence, token_id, logprobs.get(sequence))
             if sequence.request.stream:
                 deltas += self._outputs.deltas(sequence, ended=reason is not None)

@@ -1,13 +1,17 @@
 """Builds an engine from its settings; the only place that knows all of its parts."""
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from engine.block_manager import BlockManager
-from engine.config import GIB, EngineConfig
+from engine.config import GIB, EngineConfig, ResolvedConfig
 from engine.errors import ModelNotFound, NotEnoughMemory, StartupError
 from engine.fingerprint import fingerprint
+from engine.gpu import compute_dtype, pick_device
+from engine.gpu_memory import GPU_COPY_BYTES_PER_S, GPU_PREFILL_FLOPS
 from engine.kv_cache import CacheShape, KVCache, bytes_per_block
 from engine.llm_engine import LLMEngine
 from engine.memory import available_bytes
@@ -22,9 +26,24 @@ from engine.scheduler import Scheduler
 from engine.state import SamplingState
 from engine.tokenizer import Tokenizer
 
+if TYPE_CHECKING:
+    from engine.cuda.model_runner import CudaModelRunner
+
 # what two cores compute of a prompt, and what one copies between two places of its memory
 _CPU_PREFILL_FLOPS = 5e10
 _CPU_COPY_BYTES_PER_S = 5e9
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What both kinds of runner are made of."""
+
+    config: ResolvedConfig
+    model: ModelConfig
+    dtype: torch.dtype
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: frozenset[int]
 
 
 def load_engine(config: EngineConfig) -> LLMEngine:
@@ -34,39 +53,74 @@ def load_engine(config: EngineConfig) -> LLMEngine:
     Raises:
         ModelNotFound, UnknownArchitecture, WeightsMismatch: the model folder is at fault.
         NotEnoughMemory: one sequence of max_model_len does not fit the KV cache.
+        NoGPU, DriverTooOld, GPUTooOld: the device cannot be used.
     """
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
+    device = pick_device(config.device)
+    limits = config.resolved(device.type)
     path = config.model
     if not (path / "config.json").is_file():
         raise ModelNotFound(
             f'there is no config.json in "{path}": give a model folder, or fetch one with `pagemill models pull`'
         )
     model_config = ModelConfig.load(path)
-    dtype = torch.float32 if config.dtype == "auto" else getattr(torch, config.dtype)
+    dtype = compute_dtype(config.dtype, model_config.dtype, device)
     max_model_len = _max_model_len(config, model_config)
 
-    # what is free before the weights are read counts less than what is free after
-    model, _ = load_model(path, dtype=dtype, max_model_len=max_model_len, load_format=config.load_format)
     tokenizer = _load_tokenizer(path, config)
-    shape = _fit(config, model_config, dtype, max_model_len)
     ends = eos_token_ids(path)
     vocab_size = min(model_config.vocab_size, tokenizer.vocab_size) if tokenizer else model_config.vocab_size
-    state = SamplingState(max_num_seqs=config.max_num_seqs, vocab_size=vocab_size, eos_token_ids=ends)
+
+    parts = _Parts(limits, model_config, dtype, max_model_len, vocab_size, ends)
+    on_gpu = device.type == "cuda"
+    runner: CudaModelRunner | ModelRunner = _cuda_runner(parts, device) if on_gpu else _cpu_runner(parts)
     return LLMEngine(
         scheduler=Scheduler(
-            _blocks(config, shape),
-            max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=config.max_num_batched_tokens,
+            _blocks(config, runner.kv_cache.shape),
+            max_num_seqs=limits.max_num_seqs,
+            max_num_batched_tokens=limits.max_num_batched_tokens,
             max_model_len=max_model_len,
-            preemption=_preemption(config, model_config, bytes_per_block(model_config, block_size=1, dtype=dtype)),
+            preemption=_preemption(parts, on_gpu=on_gpu),
         ),
-        runner=ModelRunner(model, KVCache(shape), Sampler(state, vocab_size), state),
+        runner=runner,
         outputs=OutputProcessor(tokenizer, ends, max_model_len),
         tokenizer=tokenizer,
         vocab_size=model_config.vocab_size,
         model_name=path.name,
         fingerprint=fingerprint(path, str(dtype), config.load_format),
+        depth=2 if on_gpu else 1,
+    )
+
+
+def _cpu_runner(parts: _Parts) -> ModelRunner:
+    config = parts.config
+    # what is free before the weights are read counts less than what is free after
+    model, _ = load_model(
+        config.model, dtype=parts.dtype, max_model_len=parts.max_model_len, load_format=config.load_format
+    )
+    shape = _fit(config, parts.model, parts.dtype, parts.max_model_len)
+    state = SamplingState(
+        max_num_seqs=config.max_num_seqs, vocab_size=parts.vocab_size, eos_token_ids=parts.eos_token_ids
+    )
+    return ModelRunner(model, KVCache(shape), Sampler(state, parts.vocab_size), state)
+
+
+def _cuda_runner(parts: _Parts, device: torch.device) -> "CudaModelRunner":
+    # its kernels are Triton's, which machines without a GPU need not have
+    from engine.cuda.build import build_runner, load_on_gpu
+
+    config = parts.config
+    model = load_on_gpu(
+        config.model, config, parts.model, dtype=parts.dtype, max_model_len=parts.max_model_len, device=device
+    )
+    return build_runner(
+        model,
+        config,
+        vocab_size=parts.vocab_size,
+        eos_token_ids=parts.eos_token_ids,
+        max_model_len=parts.max_model_len,
+        device=device,
     )
 
 
@@ -120,13 +174,14 @@ def _blocks(config: EngineConfig, shape: CacheShape) -> BlockManager:
     )
 
 
-def _preemption(config: EngineConfig, model: ModelConfig, bytes_per_token: int) -> PreemptionPolicy:
+def _preemption(parts: _Parts, *, on_gpu: bool) -> PreemptionPolicy:
+    model = parts.model
     attention = model.hidden_size * model.head_dim * 2 * (model.num_heads + model.num_kv_heads)
     mlp = 3 * model.hidden_size * model.intermediate_size
     flops_per_token = 2 * model.num_layers * (attention + mlp)
     return PreemptionPolicy(
-        config.preemption,
-        bytes_per_token=bytes_per_token,
-        copy_bytes_per_s=_CPU_COPY_BYTES_PER_S,
-        prefill_tokens_per_s=_CPU_PREFILL_FLOPS / flops_per_token,
+        parts.config.preemption,
+        bytes_per_token=bytes_per_block(model, block_size=1, dtype=parts.dtype),
+        copy_bytes_per_s=GPU_COPY_BYTES_PER_S if on_gpu else _CPU_COPY_BYTES_PER_S,
+        prefill_tokens_per_s=(GPU_PREFILL_FLOPS if on_gpu else _CPU_PREFILL_FLOPS) / flops_per_token,
     )

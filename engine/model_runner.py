@@ -8,7 +8,7 @@ from operator import or_
 import torch
 from torch import Tensor
 
-from engine.batch import ForwardBatch, build_batch
+from engine.batch import StepBatch, build_batch
 from engine.kv_cache import KVCache
 from engine.model.decoder import Decoder
 from engine.request import BlockCopy, Chunk, Step, StepResult, TokenLogprob
@@ -59,10 +59,10 @@ class ModelRunner:
         batch = build_batch(
             step, kv_cache=self.kv_cache.layers[0], windows=self.windows, last_token=self.state.last_token
         )
-        hidden = self.model.forward(batch, self.kv_cache.layers)
+        hidden = self.model.forward(batch.forward, self.kv_cache.layers)
         prompt_logprobs = self._prompt_logprobs(step, batch, hidden)
         sampled = self._sample(step, batch, hidden)
-        return DoneTicket(StepResult(sampled.token_ids.numpy(), sampled.logprobs, prompt_logprobs))
+        return DoneTicket(StepResult(sampled.token_ids.numpy(), sampled.read_logprobs(), prompt_logprobs))
 
     def _swap(self, step: Step) -> None:
         device, host = self.kv_cache.layers, self.kv_cache.host_layers
@@ -76,7 +76,7 @@ class ModelRunner:
         sequence = chunk.sequence
         self.state.join(sequence.slot, sequence.params, sequence.index, sequence.prompt, sequence.output)
 
-    def _sample(self, step: Step, batch: ForwardBatch, hidden: Tensor) -> Sampled:
+    def _sample(self, step: Step, batch: StepBatch, hidden: Tensor) -> Sampled:
         sampling = step.sampling
         if not sampling:
             return Sampled(torch.empty(0, dtype=torch.int64))
@@ -85,7 +85,7 @@ class ModelRunner:
         features = reduce(or_, (chunk.sequence.params.features for chunk in sampling), Feature.GREEDY)
         return self.sampler.sample(logits, [chunk.sequence.slot for chunk in sampling], features)
 
-    def _prompt_logprobs(self, step: Step, batch: ForwardBatch, hidden: Tensor) -> dict[int, list[TokenLogprob]]:
+    def _prompt_logprobs(self, step: Step, batch: StepBatch, hidden: Tensor) -> dict[int, list[TokenLogprob]]:
         found = {}
         for index, (chunk, first) in enumerate(zip(step.chunks, batch.first_rows, strict=True)):
             top = chunk.sequence.params.prompt_logprobs
@@ -100,7 +100,8 @@ class ModelRunner:
         logprobs: list[TokenLogprob] = []
         for start in range(0, len(hidden), PROMPT_LOGPROB_ROWS):
             rows = slice(start, start + PROMPT_LOGPROB_ROWS)
-            logprobs += self.sampler.prompt_logprobs(self.model.logits(hidden[rows]), next_ids[rows], top)
+            found = self.sampler.prompt_logprobs(self.model.logits(hidden[rows]), next_ids[rows], top).read()
+            logprobs += [logprob for logprob in found if logprob is not None]
         return logprobs
 
 

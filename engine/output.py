@@ -2,7 +2,10 @@
 
 from collections.abc import Iterable
 
+import numpy as np
+
 from engine.detokenizer import IncrementalDetokenizer, StopChecker
+from engine.entries import Arrived
 from engine.request import Completion, FinishReason, Sequence, TextDelta, TokenLogprob
 from engine.tokenizer import Tokenizer
 
@@ -58,6 +61,9 @@ class OutputProcessor:
         # all the mutable state there is
         self._texts: dict[Sequence, _RunningText] = {}
         self._logprobs: dict[Sequence, list[TokenLogprob]] = {}
+        # by token id: whether it ends some answers; an id that a request once named stays marked
+        self._may_end = np.zeros(1, dtype=np.bool_)
+        self._mark_ends(self._eos_token_ids)
 
     def begin(self, sequence: Sequence) -> FinishReason | None:
         """
@@ -68,12 +74,26 @@ class OutputProcessor:
             self._texts[sequence] = _RunningText(self._tokenizer, sequence)
         if params.logprobs is not None:
             self._logprobs[sequence] = []
+        self._mark_ends(params.stop_token_ids)
         for position, token_id in enumerate(sequence.output):
             reason = self._advance(sequence, token_id, position + 1)
             if reason is not None:
                 del sequence.output[position + 1 :]
                 return reason
         return None
+
+    def notable(self, arrived: Arrived) -> list[int]:
+        """
+        Find the rows that must be looked at one by one: `push` would say None to the others, and keep nothing.
+        """
+        token_ids = arrived.token_ids
+        # an id past the table reads its last entry, which is no end
+        notable = arrived.last | (token_ids < 0) | self._may_end.take(token_ids, mode="clip")
+        watched = self._texts.keys() | self._logprobs.keys()
+        if watched:
+            notable |= np.fromiter((sequence in watched for sequence in arrived.sequences), np.bool_, len(notable))
+        rows: list[int] = np.flatnonzero(notable).tolist()
+        return rows
 
     def push(self, sequence: Sequence, token_id: int, logprob: TokenLogprob | None) -> FinishReason | None:
         """
@@ -108,6 +128,13 @@ class OutputProcessor:
             logprobs=None if logprobs is None else tuple(logprobs),
             error=_NOT_FINITE if sequence.finish_reason is FinishReason.ERROR else None,
         )
+
+    def _mark_ends(self, token_ids: Iterable[int]) -> None:
+        ends = list(token_ids)
+        if ends:
+            missing = max(ends) + 2 - len(self._may_end)
+            self._may_end = np.pad(self._may_end, (0, max(0, missing)))
+            self._may_end[ends] = True
 
     def _advance(self, sequence: Sequence, token_id: int, num_output: int) -> FinishReason | None:
         params = sequence.params

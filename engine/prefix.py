@@ -3,12 +3,12 @@
 import hashlib
 from collections.abc import Callable
 
-import numpy as np
 import xxhash
 
-from engine.request import Request, Sequence, TokenIds
+from engine.request import Request, Sequence
 
 HashFunction = Callable[[bytes], bytes]
+_TOKEN_BYTES = 4
 # what else the KV of a block depends on: (tag, value, ...), the tag says which kind
 Extras = tuple[tuple[str | int, ...], ...]
 
@@ -23,16 +23,16 @@ def blake2b_128(data: bytes) -> bytes:
     return hashlib.blake2b(data, digest_size=16).digest()
 
 
-def block_hash(parent: bytes, tokens: TokenIds, extras: Extras = (), *, hash_function: HashFunction) -> bytes:
+def block_hash(parent: bytes, tokens: bytes, extras: Extras = (), *, hash_function: HashFunction) -> bytes:
     """
     Name a block by all that its KV depends on.
 
     Args:
         parent: Name of the block before it, or `root_hash`.
-        tokens: [block_size] int32.
+        tokens: Its token ids, int32 end to end.
         extras: What applies from this block on, such as an image within it.
     """
-    return hash_function(parent + tokens.astype("<i4", copy=False).tobytes() + _encode(extras))
+    return hash_function(parent + tokens + _encode(extras) if extras else parent + tokens)
 
 
 def root_hash(request: Request, *, hash_function: HashFunction) -> bytes:
@@ -67,9 +67,10 @@ class PrefixHasher:
             return hashes
         size = self.block_size
         parent = hashes[-1] if hashes else root_hash(sequence.request, hash_function=self.hash_function)
-        tokens = np.ascontiguousarray(sequence.token_ids(first * size, num_blocks * size))
-        for start in range(0, len(tokens), size):
-            parent = block_hash(parent, tokens[start : start + size], hash_function=self.hash_function)
+        tokens = sequence.token_ids(first * size, num_blocks * size).tobytes()
+        for start in range(0, len(tokens), _TOKEN_BYTES * size):
+            block = tokens[start : start + _TOKEN_BYTES * size]
+            parent = block_hash(parent, block, hash_function=self.hash_function)
             hashes.append(parent)
         return hashes
 

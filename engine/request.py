@@ -1,8 +1,11 @@
 """What travels inside the engine: requests, the steps that advance them, and what comes out."""
 
+from array import array
+from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
+from itertools import takewhile
 from typing import Protocol
 
 import numpy as np
@@ -67,6 +70,7 @@ class Sequence:
     """
 
     __slots__ = (
+        "_counts",
         "block_hashes",
         "block_table",
         "finish_reason",
@@ -74,8 +78,6 @@ class Sequence:
         "index",
         "num_cached",
         "num_committed",
-        "num_computed",
-        "num_in_flight",
         "output",
         "prompt",
         "request",
@@ -98,8 +100,8 @@ class Sequence:
         # hashes of the full blocks whose tokens are known, in order
         self.block_hashes: list[bytes] = []
 
-        self.num_computed = 0
-        self.num_in_flight = 0
+        # [num_tokens, num_computed]
+        self._counts = np.array([len(self.prompt) + len(self.output), 0], dtype=np.int64)
         # prompt tokens found in the prefix cache when it was first admitted
         self.num_cached = 0
         # leading blocks that are in the prefix cache under their hash
@@ -121,11 +123,39 @@ class Sequence:
     @property
     def num_tokens(self) -> int:
         """Known tokens and those in flight."""
-        return len(self.prompt) + len(self.output) + self.num_in_flight
+        return int(self._counts[0])
+
+    @num_tokens.setter
+    def num_tokens(self, value: int) -> None:
+        self._counts[0] = value
+
+    @property
+    def num_computed(self) -> int:
+        """Tokens whose KV the launched steps have written, or will have."""
+        return int(self._counts[1])
+
+    @num_computed.setter
+    def num_computed(self, value: int) -> None:
+        self._counts[1] = value
+
+    @property
+    def num_in_flight(self) -> int:
+        """Tokens that launched steps sample and that are not known yet."""
+        return self.num_tokens - self.num_known
 
     @property
     def finished(self) -> bool:
         return self.status is Status.FINISHED
+
+    def move_counts(self, place: NDArray[np.int64]) -> None:
+        """
+        Keep num_tokens and num_computed somewhere else from now on, with the values they have.
+
+        Args:
+            place: [2] int64; may be a view into a table of many sequences.
+        """
+        place[:] = self._counts
+        self._counts = place
 
     def token_ids(self, start: int, stop: int) -> TokenIds:
         """
@@ -139,7 +169,8 @@ class Sequence:
         split = len(self.prompt)
         if stop <= split:
             return self.prompt[start:stop]
-        tail = np.asarray(self.output[max(0, start - split) : stop - split], dtype=np.int32)
+        # by way of an array: three times faster for the tokens of a block
+        tail = np.array(array("i", self.output[max(0, start - split) : stop - split]), dtype=np.int32)
         return tail if start >= split else np.concatenate([self.prompt[start:], tail])
 
     def __repr__(self) -> str:
@@ -176,28 +207,126 @@ class BlockCopy:
 
 
 @dataclass(frozen=True, slots=True)
+class Decodes:
+    """
+    Chunks of one token that sample the next, of sequences that had their slots before: by column.
+
+    Args:
+        sequences: In order.
+        slots: [num_decodes] int32; a sequence may leave its slot after the step was planned.
+        starts: [num_decodes] int64, the position of each one's token.
+        last: [num_decodes] bool: the answer ends by length with the token that is sampled.
+    """
+
+    sequences: list[Sequence]
+    slots: NDArray[np.int32]
+    starts: NDArray[np.int64]
+    last: NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.sequences)
+
+    @classmethod
+    def of(cls, chunks: SequenceOf[Chunk]) -> "Decodes":
+        """Put such chunks, whose ends nobody knows, in columns."""
+        return cls(
+            sequences=[chunk.sequence for chunk in chunks],
+            slots=np.array([chunk.sequence.slot for chunk in chunks], dtype=np.int32),
+            starts=np.array([chunk.start for chunk in chunks], dtype=np.int64),
+            last=np.zeros(len(chunks), dtype=np.bool_),
+        )
+
+    def chunks(self) -> Iterator[Chunk]:
+        """The same, one by one."""
+        for sequence, start in zip(self.sequences, self.starts.tolist(), strict=True):
+            yield Chunk(sequence, start, 1, True)
+
+
+NO_DECODES = Decodes.of(())
+
+
 class Step:
     """
     What the next forward does; nothing of it has happened yet.
 
-    The runner performs swap_out, then swap_in, then the forward over `chunks`, in order.
-    `left` names the slots given up since the step before.
+    The runner performs swap_out, then swap_in, then the forward over `chunks`, in order. The
+    first `num_decodes` of them are the decodes, which are kept in columns: a runner of many
+    sequences reads `decode_slots` and `decode_starts`, and of the chunks `prefill_chunks` alone.
+
+    Args:
+        chunks: All of them, or those after `decodes` where these are given.
+        left: The slots given up since the step before.
     """
 
-    step_id: int
-    chunks: tuple[Chunk, ...]
-    swap_out: tuple[BlockCopy, ...] = ()
-    swap_in: tuple[BlockCopy, ...] = ()
-    left: tuple[int, ...] = ()
+    __slots__ = ("_chunks", "decodes", "left", "prefill_chunks", "step_id", "swap_in", "swap_out")
+
+    def __init__(
+        self,
+        step_id: int,
+        chunks: tuple[Chunk, ...],
+        swap_out: tuple[BlockCopy, ...] = (),
+        swap_in: tuple[BlockCopy, ...] = (),
+        left: tuple[int, ...] = (),
+        decodes: Decodes | None = None,
+    ) -> None:
+        self.step_id = step_id
+        self.swap_out = swap_out
+        self.swap_in = swap_in
+        self.left = left
+        self._chunks: tuple[Chunk, ...] | None = None
+        if decodes is None:
+            self._chunks = chunks
+            num_decodes = sum(1 for _ in takewhile(_is_decode, chunks))
+            decodes, chunks = Decodes.of(chunks[:num_decodes]), chunks[num_decodes:]
+        self.decodes = decodes
+        self.prefill_chunks = chunks
 
     @property
-    def num_tokens(self) -> int:
-        return sum(chunk.length for chunk in self.chunks)
+    def chunks(self) -> tuple[Chunk, ...]:
+        """All chunks, the decodes first; made when they are first asked for."""
+        if self._chunks is None:
+            self._chunks = (*self.decodes.chunks(), *self.prefill_chunks)
+        return self._chunks
 
     @property
     def sampling(self) -> tuple[Chunk, ...]:
         """The chunks that sample a token, in order."""
         return tuple(chunk for chunk in self.chunks if chunk.samples)
+
+    @property
+    def sampled(self) -> list[Sequence]:
+        """The sequences of `sampling`; not to be changed."""
+        others = [chunk.sequence for chunk in self.prefill_chunks if chunk.samples]
+        return self.decodes.sequences + others if others else self.decodes.sequences
+
+    @property
+    def decode_slots(self) -> NDArray[np.int32]:
+        """[num_decodes] int32, in the order of `chunks`."""
+        return self.decodes.slots
+
+    @property
+    def decode_starts(self) -> NDArray[np.int64]:
+        """[num_decodes] int64: the position of each decode's one token."""
+        return self.decodes.starts
+
+    @property
+    def num_decodes(self) -> int:
+        return len(self.decodes)
+
+    @property
+    def num_sampling(self) -> int:
+        return len(self.decodes) + sum(chunk.samples for chunk in self.prefill_chunks)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.decodes) + sum(chunk.length for chunk in self.prefill_chunks)
+
+    def __repr__(self) -> str:
+        return f"Step({self.step_id}, {self.num_decodes} decodes, {len(self.prefill_chunks)} other chunks)"
+
+
+def _is_decode(chunk: Chunk) -> bool:
+    return chunk.length == 1 and chunk.samples and not chunk.join
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """One pass from a step's logits to its tokens; rows pay only for the features they use."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,17 +17,66 @@ from kernels.sampling import argmax, sample
 
 
 @dataclass(frozen=True, slots=True)
+class LogprobRows:
+    """
+    Log-probabilities of some rows, where the device has put them.
+
+    Args:
+        rows: Which rows of the logits these are.
+        token_ids: [len(rows)] int64; -1 where the row failed.
+        chosen: [len(rows)], the log-probability of each token.
+        best, values: [len(rows), most], the best tokens and their log-probabilities, best first.
+        num_top: How many of these each row asked for.
+    """
+
+    rows: tuple[int, ...]
+    token_ids: Tensor
+    chosen: Tensor
+    best: Tensor
+    values: Tensor
+    num_top: tuple[int, ...]
+
+    def map(self, copy: Callable[[Tensor], Tensor]) -> "LogprobRows":
+        """The same with each tensor copied."""
+        return LogprobRows(
+            rows=self.rows,
+            token_ids=copy(self.token_ids),
+            chosen=copy(self.chosen),
+            best=copy(self.best),
+            values=copy(self.values),
+            num_top=self.num_top,
+        )
+
+    def read(self) -> list[TokenLogprob | None]:
+        """One entry a row of these; None where the row failed. Waits for the device."""
+        columns = (self.token_ids.tolist(), self.chosen.tolist(), self.best.tolist(), self.values.tolist())
+        return [
+            TokenLogprob(token_id, chosen, tuple(zip(best[:top], values[:top], strict=True))) if token_id >= 0 else None
+            for token_id, chosen, best, values, top in zip(*columns, self.num_top, strict=True)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
 class Sampled:
     """
     What one step sampled.
 
     Args:
         token_ids: [rows] int64; -1 where the logits were not finite.
-        logprobs: Empty when no row asked; else one a row, None where it did not ask or failed.
+        logprobs: Of the rows that asked; None when no row did.
     """
 
     token_ids: Tensor
-    logprobs: list[TokenLogprob | None] = field(default_factory=list)
+    logprobs: LogprobRows | None = None
+
+    def read_logprobs(self) -> list[TokenLogprob | None]:
+        """Empty when no row asked; else one a row, None where it did not ask or failed. Waits for the device."""
+        if self.logprobs is None:
+            return []
+        entries: list[TokenLogprob | None] = [None] * len(self.token_ids)
+        for row, entry in zip(self.logprobs.rows, self.logprobs.read(), strict=True):
+            entries[row] = entry
+        return entries
 
 
 class Sampler:
@@ -74,9 +123,10 @@ class Sampler:
         self.state.advance(slots, index, token_ids)
         if raw is None:
             return Sampled(token_ids)
-        return Sampled(token_ids, self._logprobs(raw, asked, slots, token_ids))
+        num_top = tuple(self.state.num_top[slots[row]] for row in asked)
+        return Sampled(token_ids, _logprob_rows(raw, tuple(asked), token_ids[asked], num_top))
 
-    def prompt_logprobs(self, logits: Tensor, next_ids: Tensor | Sequence[int], top: int) -> list[TokenLogprob]:
+    def prompt_logprobs(self, logits: Tensor, next_ids: Tensor | Sequence[int], top: int) -> LogprobRows:
         """
         Give the log-probability of the prompt token that follows each row.
 
@@ -87,7 +137,7 @@ class Sampler:
         """
         logits = self._real_columns(logits)
         ids = torch.as_tensor(next_ids, dtype=torch.int64, device=logits.device)
-        return _as_logprobs(logits, ids, [min(top, self.vocab_size)] * len(ids))
+        return _logprob_rows(logits, tuple(range(len(ids))), ids, (min(top, self.vocab_size),) * len(ids))
 
     def _real_columns(self, logits: Tensor) -> Tensor:
         logits = logits[:, : self.vocab_size]
@@ -108,22 +158,7 @@ class Sampler:
         keys = draw_keys(state.streams[index], state.positions[index])
         return sample(logits, knobs[:, TEMPERATURE], state.top_k[index], knobs[:, TOP_P], knobs[:, MIN_P], keys)
 
-    def _logprobs(
-        self, raw: Tensor, asked: list[int], slots: Sequence[int], token_ids: Tensor
-    ) -> list[TokenLogprob | None]:
-        chosen = token_ids[asked]
-        given = _as_logprobs(raw, chosen.clamp(min=0), [self.state.num_top[slots[row]] for row in asked])
-        logprobs: list[TokenLogprob | None] = [None] * len(slots)
-        for row, token_id, logprob in zip(asked, chosen.tolist(), given, strict=True):
-            logprobs[row] = logprob if token_id >= 0 else None
-        return logprobs
 
-
-def _as_logprobs(logits: Tensor, token_ids: Tensor, num_top: list[int]) -> list[TokenLogprob]:
-    chosen, best, values = token_logprobs(logits, token_ids, max(num_top, default=0))
-    return [
-        TokenLogprob(token_id, logprob, tuple(zip(ids[:top], some[:top], strict=True)))
-        for token_id, logprob, ids, some, top in zip(
-            token_ids.tolist(), chosen.tolist(), best.tolist(), values.tolist(), num_top, strict=True
-        )
-    ]
+def _logprob_rows(logits: Tensor, rows: tuple[int, ...], token_ids: Tensor, num_top: tuple[int, ...]) -> LogprobRows:
+    chosen, best, values = token_logprobs(logits, token_ids.clamp(min=0), max(num_top, default=0))
+    return LogprobRows(rows, token_ids, chosen, best, values, num_top)

@@ -1,14 +1,16 @@
 """Who computes how many tokens in the next step: decodes, prompt chunks, admission and preemption."""
 
 from collections.abc import Sequence as SequenceOf
+from itertools import compress
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.block_manager import BlockManager
-from engine.entries import Entry, EntryList, Pass
+from engine.entries import Arrived, Entry, EntryList, Pass
 from engine.policy import Headroom, Preemption, PreemptionPolicy
-from engine.request import BlockCopy, Capacity, Chunk, FinishReason, Sequence, Status, Step
+from engine.request import BlockCopy, Capacity, FinishReason, Sequence, Status, Step
+from engine.running import Running
 
 # prompts in the middle of their prefill at a time: each holds the blocks of its whole prompt
 MAX_PARTIAL_PREFILLS = 2
@@ -56,13 +58,11 @@ class Scheduler:
         self._entries: dict[Sequence, Entry] = {}
         self._arrivals = 0
         self._queue = EntryList()
-        self._running = EntryList()
+        self._running = Running(max_num_seqs)
         self._num_swapped = 0
 
         self._launched = 0
         self._completed = 0
-        self._free_slots = list(range(max_num_seqs - 1, -1, -1))
-        self._left: list[int] = []
         self._swap_out: list[BlockCopy] = []
 
     @property
@@ -73,7 +73,7 @@ class Scheduler:
     @property
     def running(self) -> list[Sequence]:
         """The running sequences, the most urgent first."""
-        return list(self._running.sequences())
+        return list(self._running.entries.sequences())
 
     @property
     def num_running(self) -> int:
@@ -113,8 +113,7 @@ class Scheduler:
         if entry is None:
             return
         if sequence.status is Status.RUNNING:
-            self._running.remove_sorted(entry)
-            self._leave_slot(sequence)
+            self._running.leave(entry, self._launched)
         else:
             self._queue.remove_sorted(entry)
         if sequence.status is Status.SWAPPED:
@@ -123,6 +122,7 @@ class Scheduler:
             gone = set(sequence.host_blocks)
             self._swap_out = [copy for copy in self._swap_out if copy.host_block not in gone]
         self.blocks.free(sequence)
+        sequence.num_tokens = sequence.num_known
         sequence.status = Status.FINISHED
         sequence.finish_reason = reason
 
@@ -141,7 +141,7 @@ class Scheduler:
             self.headroom.quiet()
             # no block is free while a running sequence stalls for one, so this admits nobody then
             self._admit(plan)
-        if not plan.chunks:
+        if not plan.decodes and not plan.chunks:
             return None
 
         self._launched += 1
@@ -151,13 +151,13 @@ class Scheduler:
             chunks=tuple(plan.chunks),
             swap_out=tuple(self._swap_out),
             swap_in=tuple(plan.swap_in),
-            left=tuple(self._left),
+            left=self._running.take_left(),
+            decodes=plan.decodes,
         )
         self._swap_out = []
-        self._left = []
         return step
 
-    def complete(self, step: Step, token_ids: NDArray[np.int64] | SequenceOf[int]) -> list[tuple[Sequence, int]]:
+    def complete(self, step: Step, token_ids: NDArray[np.int64] | SequenceOf[int]) -> Arrived:
         """
         Take in the oldest step in flight: append its tokens, share its full blocks, release its fences.
 
@@ -170,35 +170,20 @@ class Scheduler:
         """
         assert step.step_id == self._completed + 1, f"step {step.step_id} completes after step {self._completed}"
         self._completed = step.step_id
-        block_size = self.blocks.block_size
-        tokens = iter(token_ids.tolist() if isinstance(token_ids, np.ndarray) else token_ids)
-        got: list[tuple[Sequence, int]] = []
-        for chunk in step.chunks:
-            sequence = chunk.sequence
-            token = 0
-            if chunk.samples:
-                token = next(tokens)
-                sequence.num_in_flight -= 1
-            if sequence.status is Status.FINISHED:
-                continue
-            if chunk.samples:
-                got.append((sequence, token))
-                if token < 0:
-                    self.blocks.discard(sequence)
-                    continue
+        gone = self._running.gone(step)
+        self._share(step, gone)
+        arrived = self._arrived(step, gone, np.asarray(token_ids, dtype=np.int64))
+        for sequence, token in zip(arrived.sequences, arrived.token_ids.tolist(), strict=True):
+            if token >= 0:
                 sequence.output.append(token)
-            # preempted since the launch: the blocks of this chunk are not its own any more
-            if sequence.status is Status.RUNNING:
-                num_computed = chunk.start + chunk.length
-                if num_computed // block_size > sequence.num_committed:
-                    self.blocks.commit(sequence, num_computed)
-        assert next(tokens, None) is None, f"step {step.step_id} sampled {len(step.sampling)} tokens, not more"
+            else:
+                self.blocks.discard(sequence)
         self.blocks.completed(step.step_id)
-        return got
+        return arrived
 
     def capacity(self) -> Capacity:
         """What could be added now and start at once."""
-        promised = sum(map(self._growth, self._running))
+        promised = self._promised()
         for entry in self._queue:
             promised += self.blocks.num_blocks_for(entry.sequence.num_tokens) + self._growth(entry)
         free_blocks = max(0, self.blocks.num_free_blocks + self.blocks.num_fenced_blocks - promised)
@@ -213,17 +198,16 @@ class Scheduler:
     def check(self) -> None:
         """Raise AssertionError when the books disagree, here or in the block manager."""
         self.blocks.check(self._entries)
-        assert len(self._entries) == len(self._queue) + len(self._running), f"{len(self._entries)} alive"
-        slots = sorted(self._free_slots + [sequence.slot for sequence in self._running.sequences()])
-        assert slots == list(range(self.max_num_seqs)), f"slots {slots} of {self.max_num_seqs}"
-        for entries, states in ((self._running, {Status.RUNNING}), (self._queue, {Status.WAITING, Status.SWAPPED})):
+        self._running.check(self.blocks.block_size)
+        running = self._running.entries
+        assert len(self._entries) == len(self._queue) + len(running), f"{len(self._entries)} alive"
+        for entries, states in ((running, {Status.RUNNING}), (self._queue, {Status.WAITING, Status.SWAPPED})):
             orders = [entry.order for entry in entries]
             assert orders == sorted(orders), f"out of order: {orders}"
             for sequence in entries.sequences():
-                held = len(sequence.block_table) * self.blocks.block_size
                 assert sequence.status in states, f"{sequence} is in the wrong list"
-                assert sequence.status is not Status.RUNNING or sequence.num_computed <= held, f"{sequence} overruns"
                 assert sequence.num_computed <= sequence.num_tokens, f"{sequence} is ahead of its tokens"
+                assert sequence.num_known <= sequence.num_tokens, f"{sequence} knows tokens that nobody sampled"
                 assert sequence.status is not Status.WAITING or not sequence.num_computed, f"{sequence} holds no KV"
                 assert bool(sequence.host_blocks) == (sequence.status is Status.SWAPPED), f"{sequence} on the host"
         swapped = sum(1 for sequence in self._queue.sequences() if sequence.status is Status.SWAPPED)
@@ -231,29 +215,71 @@ class Scheduler:
 
     def _decode(self, plan: Pass) -> list[Sequence]:
         # plans one token of every sequence that has a single one to compute; returns the other prompts
-        partials: list[Sequence] = []
-        block_size = self.blocks.block_size
-        # victims leave the end of the list, which this loop has not reached
-        for entry in self._running:
-            sequence = entry.sequence
-            num_tokens, num_computed = sequence.num_tokens, sequence.num_computed
-            if num_tokens >= entry.limit:
-                # its last token is in flight
-                continue
-            if num_tokens - num_computed > 1:
-                partials.append(sequence)
-                continue
-            if not plan.budget:
-                continue
-            if num_computed == len(sequence.block_table) * block_size:
-                if not self._make_room(plan, entry):
-                    continue
-                self.blocks.grow(sequence)
-            plan.chunks.append(Chunk(sequence, num_computed, 1, True))
-            sequence.num_computed = num_computed + 1
-            sequence.num_in_flight += 1
-            plan.budget -= 1
-        return partials
+        running = self._running
+        slots = running.slots
+        num_tokens, num_computed = running.num_tokens[slots], running.num_computed[slots]
+        missing = num_tokens - num_computed
+        # of those at their limit the last token is in flight
+        missing[num_tokens >= running.limits[slots]] = 0
+        full = num_computed == running.num_blocks[slots] * self.blocks.block_size
+        places = self._grow(plan, np.flatnonzero(missing == 1), full)
+        if len(places):
+            plan.decodes = running.advance(slots[places])
+            plan.budget -= len(places)
+        partials = np.flatnonzero(missing > 1).tolist()
+        # victims have left the end of the list
+        return [running.entries[place].sequence for place in partials if place < len(running)]
+
+    def _grow(self, plan: Pass, places: NDArray[np.int64], full: NDArray[np.bool_]) -> NDArray[np.int64]:
+        # gives a block to each place, in order, whose blocks are full; returns the places that can go, within budget
+        running, blocks = self._running, self.blocks
+        grown: list[int] = []
+        stalled: list[int] = []
+        indices = np.flatnonzero(full[places])
+        for index, place in zip(indices.tolist(), places[indices].tolist(), strict=True):
+            if index - len(stalled) >= plan.budget or place >= len(running.entries):
+                break
+            entry = running.entries[place]
+            if blocks.num_free_blocks or self._make_room(plan, entry):
+                blocks.grow(entry.sequence)
+                grown.append(entry.sequence.slot)
+            else:
+                stalled.append(index)
+        running.num_blocks[grown] += 1
+        if stalled:
+            places = np.delete(places, stalled)
+        return places[: np.searchsorted(places, len(running))][: plan.budget]
+
+    def _share(self, step: Step, gone: list[int]) -> None:
+        # puts the blocks that a step has filled in the prefix cache, where their sequences have not let them go
+        decodes = step.decodes
+        stops = decodes.starts + 1
+        full = stops % self.blocks.block_size == 0
+        full[gone] = False
+        for row in np.flatnonzero(full).tolist():
+            self.blocks.commit(decodes.sequences[row], int(stops[row]))
+        for chunk in step.prefill_chunks:
+            if chunk.sequence.status is Status.RUNNING:
+                self.blocks.commit(chunk.sequence, chunk.start + chunk.length)
+
+    def _arrived(self, step: Step, gone: list[int], token_ids: NDArray[np.int64]) -> Arrived:
+        # the tokens of a step without those of sequences that have ended since it was launched
+        sequences, last = step.sampled, step.decodes.last
+        assert len(token_ids) == len(sequences), f"step {step.step_id} sampled {len(sequences)} and got {token_ids}"
+        others = range(step.num_decodes, len(sequences))
+        if others:
+            # an answer whose first token fills it
+            last = np.concatenate([last, [self._is_last(sequences[row]) for row in others]])
+        ended = [row for row in (*gone, *others) if sequences[row].finished]
+        if ended:
+            alive = np.ones(len(sequences), dtype=np.bool_)
+            alive[ended] = False
+            sequences, token_ids, last = list(compress(sequences, alive.tolist())), token_ids[alive], last[alive]
+        return Arrived(sequences, token_ids, last)
+
+    def _is_last(self, sequence: Sequence) -> bool:
+        entry = self._entries.get(sequence)
+        return entry is not None and sequence.num_known + 1 >= entry.limit
 
     def _make_room(self, plan: Pass, entry: Entry) -> bool:
         # true when a block is free for this sequence, at the cost of those behind it
@@ -261,7 +287,7 @@ class Scheduler:
             if self.blocks.num_fenced_blocks > plan.num_stalled:
                 # let go already, and back before long
                 break
-            victim = self._running[-1]
+            victim = self._running.entries[-1]
             if victim is entry:
                 break
             self._preempt(plan, victim)
@@ -276,9 +302,8 @@ class Scheduler:
 
     def _preempt(self, plan: Pass, entry: Entry) -> None:
         sequence, blocks = entry.sequence, self.blocks
-        self._running.remove_sorted(entry)
+        self._running.leave(entry, self._launched)
         self._queue.insert_sorted(entry)
-        self._leave_slot(sequence)
         entry.gate = self._launched
         num_blocks = blocks.num_blocks_for(sequence.num_computed)
         # one that only waits for its last token will not come back: nothing is worth a copy
@@ -299,11 +324,11 @@ class Scheduler:
         plan.num_preempted += 1
 
     def _admit(self, plan: Pass) -> None:
-        if not self._queue or not plan.budget or not self._free_slots:
+        if not self._queue or not plan.budget or not self._running.has_free_slot:
             return
-        promised = sum(map(self._growth, self._running))
+        promised = self._promised()
         index = 0
-        while index < len(self._queue) and index <= MAX_PASSED_OVER and plan.budget and self._free_slots:
+        while index < len(self._queue) and index <= MAX_PASSED_OVER and plan.budget and self._running.has_free_slot:
             entry = self._queue[index]
             if entry.gate > self._completed:
                 break
@@ -340,23 +365,22 @@ class Scheduler:
             if entry.gate < 0:
                 sequence.num_cached = min(num_cached, sequence.num_prompt_tokens)
         sequence.status = Status.RUNNING
-        sequence.slot = self._free_slots.pop()
-        self._running.insert_sorted(entry)
+        self._running.join(entry)
         plan.add_chunk(sequence, join=True)
 
     def _growth(self, entry: Entry) -> int:
-        # blocks that it will need beyond those it has (or starts with), as far as the headroom looks;
+        # blocks that a queued sequence will need beyond those it starts with, as far as the headroom looks;
         # the last token of an answer is never computed
-        sequence = entry.sequence
-        num_tokens = sequence.num_tokens
+        num_tokens = entry.sequence.num_tokens
         ahead = min(num_tokens + self.headroom.tokens, entry.limit - 1)
-        held = len(sequence.block_table) or self.blocks.num_blocks_for(num_tokens)
-        return max(0, self.blocks.num_blocks_for(ahead) - held)
+        return max(0, self.blocks.num_blocks_for(ahead) - self.blocks.num_blocks_for(num_tokens))
 
-    def _leave_slot(self, sequence: Sequence) -> None:
-        self._left.append(sequence.slot)
-        self._free_slots.append(sequence.slot)
-        sequence.slot = -1
+    def _promised(self) -> int:
+        # the same of all that run, beyond the blocks they have
+        running, slots = self._running, self._running.slots
+        ahead = np.minimum(running.num_tokens[slots] + self.headroom.tokens, running.limits[slots] - 1)
+        missing = -(-ahead // self.blocks.block_size) - running.num_blocks[slots]
+        return int(np.maximum(missing, 0).sum())
 
     def _overgrow(self, sequence: Sequence) -> None:
         self.finish(sequence, FinishReason.LENGTH)

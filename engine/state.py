@@ -74,8 +74,12 @@ class SamplingState:
         self.last_token[slot] = int(output[-1] if len(output) else prompt[-1])
         self.positions[slot] = len(output)
         self.streams[slot] = torch.tensor(stream_words(params.seed, index), dtype=torch.int32)
-        self.knobs[slot] = _knobs(params)
+        self.knobs[slot] = torch.tensor(knob_row(params), dtype=torch.float32)
         self.top_k[slot] = min(params.top_k, self.vocab_size)
+        self.remember(slot, params, prompt, output)
+
+    def remember(self, slot: int, params: SamplingParams, prompt: TokenIds, output: Sequence[int]) -> None:
+        """The part of `join` that is no row of a small tensor: for those who write the rows themselves."""
         self.features[slot] = params.features
         self.num_top[slot] = min(params.logprobs or 0, self.vocab_size)
 
@@ -158,7 +162,8 @@ class SamplingState:
         return tokens[(tokens >= 0) & (tokens < self.vocab_size)].to(self.device)
 
 
-def _knobs(params: SamplingParams) -> Tensor:
+def knob_row(params: SamplingParams) -> list[float]:
+    """One row of `SamplingState.knobs`."""
     row = [0.0] * 6
     row[TEMPERATURE] = 0.0 if params.greedy else params.temperature
     row[TOP_P] = params.top_p
@@ -166,4 +171,4 @@ def _knobs(params: SamplingParams) -> Tensor:
     row[REPETITION] = params.repetition_penalty
     row[PRESENCE] = params.presence_penalty
     row[FREQUENCY] = params.frequency_penalty
-    return torch.tensor(row, dtype=torch.float32)
+    return row

@@ -14,6 +14,10 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     Returns:
         [num_tokens, width], the dtype of `gate_up`; contiguous.
     """
+    if gate_up.is_cuda:
+        from kernels.cuda.activation import silu_mul_triton
+
+        return silu_mul_triton(gate_up)
     return silu_mul_reference(gate_up)
 
 

@@ -5,9 +5,14 @@ On a CPU, sequences of as many blocks are attended together: their blocks are ga
 workspace that stays in the processor's cache, then one SDPA call reads it. That is faster than
 attending to blocks where they lie, even where they lie end to end. What the layers of a step
 share is worked out once, in a `DecodePlan`.
+
+On a GPU a kernel reads the blocks where they lie, and long sequences of a small batch are split
+among programs. What the layers share is a `PagedDecode`, whose tensors stay in place, so that a
+captured graph can be replayed for other sequences.
 """
 
 from dataclasses import dataclass
+from typing import overload
 
 import numpy as np
 import torch
@@ -17,6 +22,11 @@ from torch.nn import functional as F
 
 # keys and values of one group: half of a core's share of the processor's cache
 WORKSPACE_BYTES = 2 << 20
+# 2.5 for each of an H200's 132 multiprocessors: fewer programs leave its memory waiting
+MIN_PROGRAMS = 330
+MAX_SPLITS = 32
+# a split of fewer tokens takes longer to start and to join than to read
+MIN_SPLIT_TOKENS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +73,31 @@ class DecodePlan:
     groups: tuple[DecodeGroup, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class PagedDecode:
+    """
+    What all layers of a step with one window share on a GPU.
+
+    Args:
+        block_tables: [num_slots, max_blocks] int32; 0, the null block, past the end.
+        slots: [num_seqs] int32, each sequence's row of `block_tables`.
+        seq_lens: [num_seqs] int32, tokens in the cache, the newest among them; 0 gives zeros.
+        window: The token at i sees j where i - window < j <= i; None is all up to i.
+        num_splits: Parts that each sequence is cut into.
+        partial_outputs: [num_seqs, num_heads, num_splits, head_dim] float32, one layer's at a time.
+        partial_lses: [num_seqs, num_heads, num_splits] float32, their log-sum-exps to base 2.
+            Both are None where there is one split.
+    """
+
+    block_tables: Tensor
+    slots: Tensor
+    seq_lens: Tensor
+    window: int | None
+    num_splits: int
+    partial_outputs: Tensor | None
+    partial_lses: Tensor | None
+
+
 def plan_decode(kv_cache: Tensor, block_tables: Tensor, seq_lens: Tensor, window: int | None = None) -> DecodePlan:
     """
     Group the sequences of a step for `decode_attention`.
@@ -102,7 +137,88 @@ def plan_decode(kv_cache: Tensor, block_tables: Tensor, seq_lens: Tensor, window
     return DecodePlan(block_tables, seq_lens, window, places, tuple(groups))
 
 
-def decode_attention(query: Tensor, kv_cache: Tensor, plan: DecodePlan, scale: float) -> Tensor:
+def num_splits_for(num_seqs: int, num_kv_heads: int, max_model_len: int, min_programs: int = MIN_PROGRAMS) -> int:
+    """
+    Parts to cut each sequence of a batch into: a power of two that depends on no sequence's length.
+
+    Args:
+        num_seqs: The batch that a graph is captured for.
+        num_kv_heads: Those of this GPU.
+        max_model_len: Longest sequence, or the window where that is shorter.
+        min_programs: As many are wanted at least.
+    """
+    wanted = -(-min_programs // (num_seqs * num_kv_heads))
+    longest = max(1, min(MAX_SPLITS, max_model_len // MIN_SPLIT_TOKENS))
+    # up to a power of two for the batch, down to one for the length
+    return min(1 << (wanted - 1).bit_length(), 1 << (longest.bit_length() - 1))
+
+
+def paged_workspace(
+    max_num_seqs: int, num_heads: int, num_kv_heads: int, head_dim: int, max_model_len: int, device: torch.device
+) -> Tensor:
+    """
+    Memory for the partial results of any batch up to `max_num_seqs`, for `plan_paged_decode`.
+
+    Returns:
+        [size] float32; of size 0 where no batch is split.
+    """
+    batches = range(1, max_num_seqs + 1)
+    counts = [(num_seqs, num_splits_for(num_seqs, num_kv_heads, max_model_len)) for num_seqs in batches]
+    parts = max((num_seqs * num_splits for num_seqs, num_splits in counts if num_splits > 1), default=0)
+    return torch.empty(parts * num_heads * (head_dim + 1), dtype=torch.float32, device=device)
+
+
+def plan_paged_decode(
+    block_tables: Tensor,
+    slots: Tensor,
+    seq_lens: Tensor,
+    window: int | None,
+    num_splits: int,
+    workspace: Tensor,
+    num_heads: int,
+    head_dim: int,
+) -> PagedDecode:
+    """
+    Lay a batch's partial results into a workspace that all layers and batches share.
+
+    Args:
+        block_tables, slots, seq_lens, window, num_splits: As in `PagedDecode`.
+        workspace: `paged_workspace` of this batch size or a larger one.
+    """
+    if num_splits == 1:
+        return PagedDecode(block_tables, slots, seq_lens, window, 1, None, None)
+    shape = (len(seq_lens), num_heads, num_splits)
+    parts = len(seq_lens) * num_heads * num_splits
+    outputs = workspace[: parts * head_dim].view(*shape, head_dim)
+    lses = workspace[parts * head_dim : parts * (head_dim + 1)].view(shape)
+    return PagedDecode(block_tables, slots, seq_lens, window, num_splits, outputs, lses)
+
+
+@overload
+def decode_attention(query: Tensor, kv_cache: Tensor, plan: DecodePlan, scale: float) -> Tensor: ...
+
+
+@overload
+def decode_attention(
+    query: Tensor,
+    kv_cache: Tensor,
+    plan: PagedDecode,
+    scale: float,
+    *,
+    softcap: float = 0.0,
+    kv_scales: Tensor | None = None,
+) -> Tensor: ...
+
+
+def decode_attention(
+    query: Tensor,
+    kv_cache: Tensor,
+    plan: DecodePlan | PagedDecode,
+    scale: float,
+    *,
+    softcap: float = 0.0,
+    kv_scales: Tensor | None = None,
+) -> Tensor:
     """
     Attend each sequence's newest token to its cached keys, its own among them.
 
@@ -110,15 +226,59 @@ def decode_attention(query: Tensor, kv_cache: Tensor, plan: DecodePlan, scale: f
         query: [num_seqs, num_heads, head_dim].
         kv_cache: [2, num_blocks, num_kv_heads, block_size, head_dim]; on a CPU a view of
             memory in the order [2, num_blocks, block_size, num_kv_heads, head_dim].
-        plan: `plan_decode` of these sequences.
+        plan: `plan_decode` of these sequences on a CPU, `plan_paged_decode` on a GPU.
         scale: Multiplies the scores; 1 / sqrt(head_dim) as a rule.
+        softcap: Scores become softcap * tanh(score / softcap); 0 leaves them. On a GPU.
+        kv_scales: [2, num_blocks, num_kv_heads, block_size] float32, what each token's keys and
+            values in a float8_e4m3fn cache are multiplied by. On a GPU.
 
     Returns:
         [num_seqs, num_heads, head_dim], the dtype of `query`.
 
     Source: Kwon et al. 2023, arXiv:2309.06180, section 4.3.
     """
-    return decode_attention_reference(query, kv_cache, plan, scale)
+    if isinstance(plan, DecodePlan):
+        assert softcap == 0.0
+        assert kv_scales is None
+        return decode_attention_reference(query, kv_cache, plan, scale)
+    if query.is_cuda:
+        from kernels.cuda.decode_attention import decode_attention_triton
+
+        return decode_attention_triton(query, kv_cache, plan, scale, softcap=softcap, kv_scales=kv_scales)
+    return paged_decode_reference(query, kv_cache, plan, scale, softcap=softcap, kv_scales=kv_scales)
+
+
+def paged_decode_reference(
+    query: Tensor,
+    kv_cache: Tensor,
+    plan: PagedDecode,
+    scale: float,
+    *,
+    softcap: float = 0.0,
+    kv_scales: Tensor | None = None,
+) -> Tensor:
+    """One sequence after another, in float64 where the query is, else in float32."""
+    dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
+    block_size, group_size = kv_cache.shape[3], query.shape[1] // kv_cache.shape[2]
+    rows = []
+    for row, slot, seq_len in zip(query.to(dtype), plan.slots.tolist(), plan.seq_lens.tolist(), strict=True):
+        if seq_len == 0:
+            rows.append(torch.zeros_like(row))
+            continue
+        positions = torch.arange(max(0, seq_len - (plan.window or seq_len)), seq_len, device=query.device)
+        blocks, offsets = plan.block_tables[slot][positions // block_size].long(), positions % block_size
+        # [2, num_tokens, num_kv_heads, head_dim]; fp8 tensors cannot be indexed by tensors
+        stored = torch.stack([half.transpose(1, 2).view(_bits(half))[blocks, offsets] for half in kv_cache])
+        keys, values = stored.view(kv_cache.dtype).to(dtype)
+        if kv_scales is not None:
+            key_scales, value_scales = (half.transpose(1, 2)[blocks, offsets, :, None].to(dtype) for half in kv_scales)
+            keys, values = keys * key_scales, values * value_scales
+        keys, values = (x.repeat_interleave(group_size, dim=1) for x in (keys, values))
+        scores = torch.einsum("hd,thd->ht", row, keys) * scale
+        if softcap:
+            scores = softcap * torch.tanh(scores / softcap)
+        rows.append(torch.einsum("ht,thd->hd", scores.softmax(-1), values))
+    return torch.stack(rows).to(query.dtype)
 
 
 def decode_attention_reference(query: Tensor, kv_cache: Tensor, plan: DecodePlan, scale: float) -> Tensor:
@@ -184,3 +344,8 @@ def _group(
         keys=keys,
         values=values,
     )
+
+
+def _bits(x: Tensor) -> torch.dtype:
+    """The dtype to index `x` as."""
+    return torch.uint8 if x.itemsize == 1 else x.dtype

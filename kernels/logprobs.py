@@ -24,6 +24,10 @@ def token_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Ten
         first where two tie; [rows, num_top] their log-probabilities. Natural logarithms, at
         least float32, finite: none under -9999.
     """
+    if logits.is_cuda and logits.dtype != torch.float64:
+        from kernels.cuda.logprobs import token_logprobs_triton
+
+        return token_logprobs_triton(logits, token_ids, num_top)
     return token_logprobs_reference(logits, token_ids, num_top)
 
 

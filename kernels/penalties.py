@@ -28,6 +28,11 @@ def apply_penalties(
         output_counts: [num_slots, vocab] int32, occurrences in the output.
         strengths: [n, 3] repetition (1 is none), presence and frequency (0 is none).
     """
+    if logits.is_cuda and logits.dtype != torch.float64:
+        from kernels.cuda.penalties import apply_penalties_triton
+
+        apply_penalties_triton(logits, rows, slots, in_prompt, output_counts, strengths)
+        return
     pick = apply_penalties_cpu if logits.device.type == "cpu" else apply_penalties_reference
     pick(logits, rows, slots, in_prompt, output_counts, strengths)
 

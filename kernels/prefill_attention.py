@@ -4,13 +4,20 @@ Attention of a run of new tokens per sequence: whole prompts, and chunks behind 
 Keys and values of the new tokens are read where the layer has just computed them; those of a
 prefix are gathered from its blocks first. So the product runs over contiguous memory, without
 a page table.
+
+On a CPU each chunk is a call of its own, planned in a `PrefillPlan`. On a GPU a `VarlenPrefill`
+has all chunks in two parts, those without a prefix and those behind one, and each is one launch.
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import overload
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from kernels.gather_kv import gather_kv
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +91,78 @@ def plan_prefill(
     return PrefillPlan(block_tables, query_start, seq_lens, window, tuple(chunks))
 
 
+@dataclass(frozen=True, slots=True)
+class VarlenPart:
+    """
+    Chunks that one launch attends; the last token of each is the last of its keys.
+
+    Args:
+        num_tokens: Of all chunks.
+        query_start: [num_chunks + 1] int32 on the device, where each chunk's tokens begin among the part's.
+        key_start: [num_chunks + 1] int32 on the device, where its keys begin; `query_start` itself
+            for chunks without a prefix.
+        max_query, max_key: Tokens and keys of the longest.
+        num_keys: key_start[num_chunks], for a device is not asked.
+        block_tables: [num_slots, max_blocks] int32; None without a prefix.
+        slots: [num_chunks] int32, each chunk's row of `block_tables`; None without a prefix.
+    """
+
+    num_tokens: int
+    query_start: Tensor
+    key_start: Tensor
+    max_query: int
+    max_key: int
+    num_keys: int
+    block_tables: Tensor | None = None
+    slots: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class VarlenPrefill:
+    """
+    What all layers of a step with one window share, on a GPU.
+
+    Args:
+        window: The token at i sees j where i - window < j <= i; None is all up to i.
+        fresh: Chunks that start their sequences; None if there are none. Their tokens come first.
+        behind: Chunks behind a cached prefix, in parts: the keys of one are gathered at a time.
+    """
+
+    window: int | None
+    fresh: VarlenPart | None
+    behind: tuple[VarlenPart, ...]
+
+
+@overload
 def prefill_attention(
     query: Tensor, key: Tensor, value: Tensor, kv_cache: Tensor, plan: PrefillPlan, scale: float
+) -> Tensor: ...
+
+
+@overload
+def prefill_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    kv_cache: Tensor,
+    plan: VarlenPrefill,
+    scale: float,
+    *,
+    softcap: float = 0.0,
+    kv_scales: Tensor | None = None,
+) -> Tensor: ...
+
+
+def prefill_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    kv_cache: Tensor,
+    plan: PrefillPlan | VarlenPrefill,
+    scale: float,
+    *,
+    softcap: float = 0.0,
+    kv_scales: Tensor | None = None,
 ) -> Tensor:
     """
     Attend each new token to those up to it in its own sequence.
@@ -93,16 +170,37 @@ def prefill_attention(
     Args:
         query: [num_tokens, num_heads, head_dim], new tokens of all sequences end to end.
         key, value: [num_tokens, num_kv_heads, head_dim], of the same tokens.
-        kv_cache: [2, num_blocks, num_kv_heads, block_size, head_dim], read for what precedes them.
-        plan: `plan_prefill` of these sequences.
+        kv_cache: [2, num_blocks, num_kv_heads, block_size, head_dim], read for what precedes
+            them; under a `VarlenPrefill` it must hold the new tokens of chunks behind a prefix too.
+        plan: `plan_prefill` of these sequences on a CPU, a `VarlenPrefill` on a GPU.
         scale: Multiplies the scores; 1 / sqrt(head_dim) as a rule.
+        softcap: Scores become softcap * tanh(score / softcap); 0 leaves them. On a GPU.
+        kv_scales: [2, num_blocks, num_kv_heads, block_size] float32, what each token's keys and
+            values in a float8_e4m3fn cache are multiplied by. On a GPU.
 
     Returns:
         [num_tokens, num_heads, head_dim], the dtype of `query`.
 
     Source: Dao 2023, arXiv:2307.08691, for the tiling that SDPA does.
     """
-    return prefill_attention_reference(query, key, value, kv_cache, plan, scale)
+    if isinstance(plan, PrefillPlan):
+        assert softcap == 0.0
+        assert kv_scales is None
+        return prefill_attention_reference(query, key, value, kv_cache, plan, scale)
+    row, attended = 0, []
+    if plan.fresh is not None:
+        row = plan.fresh.num_tokens
+        attended.append(varlen_attention(query[:row], key[:row], value[:row], plan.fresh, plan.window, scale, softcap))
+    for part in plan.behind:
+        assert part.block_tables is not None
+        assert part.slots is not None
+        keys, values = gather_kv(
+            kv_cache, part.block_tables, part.slots, part.key_start, part.num_keys, kv_scales, query.dtype
+        )
+        rows = query[row : row + part.num_tokens]
+        attended.append(varlen_attention(rows, keys, values, part, plan.window, scale, softcap))
+        row += part.num_tokens
+    return attended[0] if len(attended) == 1 else torch.cat(attended)
 
 
 def prefill_attention_reference(
@@ -129,12 +227,64 @@ def prefill_attention_reference(
     return out
 
 
+def varlen_attention(
+    query: Tensor, key: Tensor, value: Tensor, part: VarlenPart, window: int | None, scale: float, softcap: float = 0.0
+) -> Tensor:
+    """
+    Attend chunks of tokens to keys and values that lie end to end as they do.
+
+    Args:
+        query: [num_tokens, num_heads, head_dim], last dim contiguous.
+        key, value: [num_keys, num_kv_heads, head_dim], last dim contiguous.
+        part: Where chunks and keys begin.
+        window, scale, softcap: As `prefill_attention` has them.
+
+    Returns:
+        [num_tokens, num_heads, head_dim], contiguous, the dtype of `query`.
+    """
+    if query.is_cuda:
+        from kernels.cuda.prefill_attention import varlen_attention_triton
+
+        return varlen_attention_triton(query, key, value, part, window, scale, softcap)
+    return varlen_attention_reference(query, key, value, part, window, scale, softcap)
+
+
+def varlen_attention_reference(
+    query: Tensor, key: Tensor, value: Tensor, part: VarlenPart, window: int | None, scale: float, softcap: float = 0.0
+) -> Tensor:
+    """One chunk after another, in float64 where the query is, else in float32."""
+    dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
+    group_size = query.shape[1] // key.shape[1]
+    out = torch.empty_like(query, memory_format=torch.contiguous_format)
+    bounds = zip(pairwise(part.query_start.tolist()), pairwise(part.key_start.tolist()), strict=True)
+    for (start, stop), (first_key, stop_key) in bounds:
+        # heads first
+        rows = query[start:stop].to(dtype).transpose(0, 1)
+        keys, values = (
+            x[first_key:stop_key].to(dtype).transpose(0, 1).repeat_interleave(group_size, dim=0) for x in (key, value)
+        )
+        scores = rows @ keys.mT * scale
+        if softcap:
+            scores = softcap * torch.tanh(scores / softcap)
+        num_tokens = stop - start
+        hidden = _hidden(num_tokens, stop_key - first_key - num_tokens, window, query.device)
+        weights = scores.masked_fill_(hidden, float("-inf")).softmax(-1)
+        out[start:stop] = (weights @ values).transpose(0, 1).to(query.dtype)
+    return out
+
+
 def _mask(num_tokens: int, num_prefix: int, window: int | None, dtype: torch.dtype) -> Tensor | None:
     if num_prefix == 0 and (window is None or num_tokens <= window):
         return None
-    rows = torch.arange(num_prefix, num_prefix + num_tokens)[:, None]
-    columns = torch.arange(num_prefix + num_tokens)
+    hidden = _hidden(num_tokens, num_prefix, window, torch.device("cpu"))
+    return torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, float("-inf"))
+
+
+def _hidden(num_tokens: int, num_prefix: int, window: int | None, device: torch.device) -> Tensor:
+    """[num_tokens, num_prefix + num_tokens], whether a token may not see a key."""
+    rows = torch.arange(num_prefix, num_prefix + num_tokens, device=device)[:, None]
+    columns = torch.arange(num_prefix + num_tokens, device=device)
     hidden = columns > rows
     if window is not None:
         hidden |= columns <= rows - window
-    return torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, float("-inf"))
+    return hidden

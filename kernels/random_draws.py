@@ -4,7 +4,8 @@ Random numbers that are a function of their name: (seed, answer, position, token
 Nothing is carried from draw to draw, so a token's noise is the same whatever rows are
 beside it, whichever step computes it, and on whichever device. The integers come from
 32-bit multiply and xor-shift rounds; int32 in torch wraps as uint32 does elsewhere, so that
-all agree bit for bit. The logarithms after them may differ in the last place.
+all agree bit for bit. The logarithms after them may differ in the last place. The CUDA twin is a
+set of device functions (kernels/cuda/random_draws.py), part of the kernels that draw.
 
 Source: the rounds and constants of lowbias32 (C. Wellons, "Prospecting for hash functions",
 2018) with key words added between them; the seed is spread as in SplitMix64 (Steele, Lea,
@@ -25,14 +26,14 @@ def _signed(word: int) -> int:
     return word - (1 << 32) if word >= 1 << 31 else word
 
 
-_ODD_A = _signed(0x9E3779B1)
-_ODD_B = _signed(0x85EBCA77)
-_MULTIPLY_A = _signed(0x7FEB352D)
-_MULTIPLY_B = _signed(0x846CA68B)
+ODD_A = _signed(0x9E3779B1)
+ODD_B = _signed(0x85EBCA77)
+MULTIPLY_A = _signed(0x7FEB352D)
+MULTIPLY_B = _signed(0x846CA68B)
 
 # the step from 31 random bits to the open interval: (2**31 - 1) rounds up to 2**31 in
 # float32, which this takes to 1 - 2**-24, and 0 becomes 2**-32 by the half step added
-_UNIT = (1 - 2.0**-24) / 2**31
+UNIT = (1 - 2.0**-24) / 2**31
 
 
 def stream_words(seed: int, index: int) -> tuple[int, int]:
@@ -64,8 +65,8 @@ def draw_keys(streams: Tensor, positions: Tensor) -> Tensor:
         [rows, 2] int32.
     """
     places = positions.to(torch.int32)
-    first = _mix(streams[:, 0] + places * _ODD_A)
-    second = _mix((streams[:, 1] ^ (places * _ODD_B)) + first)
+    first = _mix(streams[:, 0] + places * ODD_A)
+    second = _mix((streams[:, 1] ^ (places * ODD_B)) + first)
     return torch.stack([first, second], dim=-1)
 
 
@@ -85,24 +86,24 @@ def random_bits(keys: Tensor, token_ids: Tensor) -> Tensor:
 
 
 def random_bits_reference(keys: Tensor, token_ids: Tensor) -> Tensor:
-    bits = token_ids * _ODD_A + keys[..., 0]
+    bits = token_ids * ODD_A + keys[..., 0]
     bits ^= (bits >> 16) & 0xFFFF
-    bits *= _MULTIPLY_A
+    bits *= MULTIPLY_A
     bits ^= (bits >> 15) & 0x1FFFF
     bits += keys[..., 1]
-    bits *= _MULTIPLY_B
+    bits *= MULTIPLY_B
     return bits ^ ((bits >> 16) & 0xFFFF)
 
 
 def random_bits_cpu(keys: Tensor, token_ids: Tensor) -> Tensor:
     # numpy has unsigned shifts, torch has to mask signed ones: 70 us a row of 49,152 to its 155
     words, ids = keys.numpy().view(np.uint32), token_ids.numpy().view(np.uint32)
-    bits = ids * np.uint32(_ODD_A & _MASK_32) + words[..., 0]
+    bits = ids * np.uint32(ODD_A & _MASK_32) + words[..., 0]
     bits ^= bits >> np.uint32(16)
-    bits *= np.uint32(_MULTIPLY_A & _MASK_32)
+    bits *= np.uint32(MULTIPLY_A & _MASK_32)
     bits ^= bits >> np.uint32(15)
     bits += words[..., 1]
-    bits *= np.uint32(_MULTIPLY_B & _MASK_32)
+    bits *= np.uint32(MULTIPLY_B & _MASK_32)
     bits ^= bits >> np.uint32(16)
     return torch.from_numpy(bits.view(np.int32))
 
@@ -115,7 +116,7 @@ def uniform_draws(keys: Tensor, token_ids: Tensor) -> Tensor:
     """
     # 31 bits: the sign bit of an int32 would have to be undone first
     draws = (random_bits(keys, token_ids) & 0x7FFFFFFF).to(torch.float32)
-    return draws.mul_(_UNIT).add_(_UNIT / 2)
+    return draws.mul_(UNIT).add_(UNIT / 2)
 
 
 def gumbel_noise(keys: Tensor, token_ids: Tensor) -> Tensor:
@@ -131,7 +132,7 @@ def gumbel_noise(keys: Tensor, token_ids: Tensor) -> Tensor:
 def _mix(word: Tensor) -> Tensor:
     """Spread every input bit over the whole int32; one to one."""
     word = word ^ ((word >> 16) & 0xFFFF)
-    word = word * _MULTIPLY_A
+    word = word * MULTIPLY_A
     word = word ^ ((word >> 15) & 0x1FFFF)
-    word = word * _MULTIPLY_B
+    word = word * MULTIPLY_B
     return word ^ ((word >> 16) & 0xFFFF)

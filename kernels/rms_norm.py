@@ -14,9 +14,13 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         eps: Added to the mean square before the root.
 
     Returns:
-        [..., hidden], the dtype of `x`. Computed in float32, or in float64 for float64; the
+        [..., hidden], the dtype of `x`. Computed in float32, or on a CPU in float64 for float64; the
         row is cast before it meets the weight, as Llama does.
     """
+    if x.is_cuda:
+        from kernels.cuda.rms_norm import rms_norm_triton
+
+        return rms_norm_triton(x, weight, eps)
     return rms_norm_reference(x, weight, eps)
 
 
@@ -33,6 +37,10 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Ten
     Returns:
         [num_tokens, hidden], as `rms_norm` of the sum.
     """
+    if x.is_cuda:
+        from kernels.cuda.rms_norm import add_rms_norm_triton
+
+        return add_rms_norm_triton(x, residual, weight, eps)
     return add_rms_norm_reference(x, residual, weight, eps)
 
 

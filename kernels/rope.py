@@ -47,6 +47,10 @@ def rope_and_store(
         Query [num_tokens, num_heads, head_dim], key and value [num_tokens, num_kv_heads, head_dim]:
         views of `qkv`.
     """
+    if qkv.is_cuda:
+        from kernels.cuda.rope import rope_and_store_triton
+
+        return rope_and_store_triton(qkv, rotation, slot_mapping, kv_cache, num_heads, norms)
     return rope_and_store_reference(qkv, rotation, slot_mapping, kv_cache, num_heads, norms)
 
 
@@ -80,7 +84,10 @@ def _store(keys_values: Tensor, slot_mapping: Tensor, kv_cache: Tensor) -> None:
     if int(slot_mapping.min()) < 0:
         written = slot_mapping >= 0
         keys_values, slot_mapping = keys_values[written], slot_mapping[written]
+    by_token = kv_cache.transpose(2, 3)
+    if not by_token.is_contiguous():
+        blocks, offsets = slot_mapping // kv_cache.shape[3], slot_mapping % kv_cache.shape[3]
+        kv_cache[:, blocks, :, offsets] = keys_values
+        return
     # slots as one axis: the memory runs token by token (see engine/kv_cache.py)
-    slots = kv_cache.transpose(2, 3).flatten(1, 2)
-    assert slots.data_ptr() == kv_cache.data_ptr(), "the cache's memory must run token by token"
-    slots.index_copy_(1, slot_mapping, keys_values.transpose(0, 1))
+    by_token.flatten(1, 2).index_copy_(1, slot_mapping, keys_values.transpose(0, 1))

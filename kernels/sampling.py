@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kernels.random_draws import gumbel_noise
+from kernels.random_draws import draw_keys, gumbel_noise
 
 # colder than this is greedy: logits over temperature would leave float32
 MIN_TEMPERATURE = 1e-5
@@ -39,6 +39,10 @@ def argmax(logits: Tensor) -> Tensor:
     Returns:
         [rows] int64; -1 for a row that has a NaN or +inf, or nothing finite.
     """
+    if logits.is_cuda and logits.dtype != torch.float64:
+        from kernels.cuda.argmax import argmax_triton
+
+        return argmax_triton(logits)
     pick = argmax_cpu if logits.device.type == "cpu" else argmax_reference
     return pick(logits)
 
@@ -48,18 +52,46 @@ def sample(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, mi
     Draw a token from each row, each with its own options.
 
     Args:
-        logits: [rows, vocab] float32 or float64.
-        temperature: [rows] float; under 1e-5 the row is greedy.
+        logits: [rows, vocab] float; computed in float32, or in float64 for float64.
+        temperature: [rows] float32; under 1e-5 the row is greedy.
         top_k: [rows] int; 0 keeps all.
-        top_p: [rows] float; 1 keeps all.
-        min_p: [rows] float; 0 keeps all.
+        top_p: [rows] float32; 1 keeps all.
+        min_p: [rows] float32; 0 keeps all.
         keys: [rows, 2] int32 from `draw_keys`.
 
     Returns:
         [rows] int64; -1 for a row that has a NaN or +inf, or nothing finite.
     """
+    if logits.is_cuda and logits.dtype != torch.float64:
+        from kernels.cuda.sampling import sample_triton
+
+        return sample_triton(logits, temperature, top_k, top_p, min_p, keys)
     pick = sample_cpu if logits.device.type == "cpu" else sample_reference
     return pick(logits, temperature, top_k, top_p, min_p, keys)
+
+
+def sample_slots(
+    logits: Tensor, slots: Tensor, knobs: Tensor, top_k: Tensor, streams: Tensor, positions: Tensor
+) -> Tensor:
+    """
+    Draw a token from each row, with the options and the stream of the row's slot.
+
+    Args:
+        logits: [rows, vocab] float, as for `sample`.
+        slots: [rows] int32 or int64.
+        knobs: [num_slots, at least 3] float32: temperature, top-p, min-p, and what is not read.
+        top_k: [num_slots] int32.
+        streams: [num_slots, 2] int32, from `stream_words`.
+        positions: [num_slots] int32, the place in its answer of each slot's next token.
+
+    Returns:
+        [rows] int64: what `sample` gives with the keys of `draw_keys`.
+    """
+    if logits.is_cuda and logits.dtype != torch.float64:
+        from kernels.cuda.sampling import sample_slots_triton
+
+        return sample_slots_triton(logits, slots, knobs, top_k, streams, positions)
+    return sample_slots_reference(logits, slots, knobs, top_k, streams, positions)
 
 
 def argmax_reference(logits: Tensor) -> Tensor:
@@ -73,6 +105,8 @@ def argmax_reference(logits: Tensor) -> Tensor:
 def sample_reference(
     logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, keys: Tensor
 ) -> Tensor:
+    # differences of 16-bit logits would be rounded to 16 bits
+    logits = logits if logits.dtype == torch.float64 else logits.float()
     greedy = temperature < MIN_TEMPERATURE
     peak = logits.amax(dim=-1, keepdim=True)
     # the peak goes first: a cold temperature may then take the others to -inf, never the peak to +inf
@@ -83,6 +117,15 @@ def sample_reference(
     noise = gumbel_noise(keys[:, None], ids).masked_fill(greedy[:, None], 0.0)
     scores = (scaled + noise).masked_fill(scaled < threshold[:, None], -math.inf)
     return torch.where(peak[:, 0].isfinite(), argmax_reference(scores), -1)
+
+
+def sample_slots_reference(
+    logits: Tensor, slots: Tensor, knobs: Tensor, top_k: Tensor, streams: Tensor, positions: Tensor
+) -> Tensor:
+    index = slots.long()
+    temperature, top_p, min_p = knobs[index, :3].unbind(dim=1)
+    keys = draw_keys(streams[index], positions[index])
+    return sample(logits, temperature, top_k[index], top_p, min_p, keys)
 
 
 def filter_threshold(scaled: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
@@ -123,6 +166,7 @@ def argmax_cpu(logits: Tensor) -> Tensor:
 def sample_cpu(
     logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, keys: Tensor
 ) -> Tensor:
+    logits = logits if logits.dtype == torch.float64 else logits.float()
     picked = argmax_cpu(logits)
     ids = torch.arange(logits.shape[-1], dtype=torch.int32)
     options = zip(temperature.tolist(), top_k.tolist(), top_p.tolist(), min_p.tolist(), strict=True)

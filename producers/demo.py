@@ -39,6 +39,7 @@ DEFAULT_MODEL = "smollm2"
 # defaults of the demo's own worker: a cache that its 24 jobs half fill is made in no time, and
 # OpenMP threads that spin while they wait would take the two cores from everyone else
 WORKER_ENVIRON = {
+    "PAGEMILL_DEVICE": "cpu",
     "PAGEMILL_KV_CACHE_BYTES": "512MiB",
     "PAGEMILL_SWAP_SPACE_BYTES": "64MiB",
     "OMP_WAIT_POLICY": "PASSIVE",

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import structlog
 
-from engine.config import EngineConfig
+from engine.config import USUAL_LIMITS, EngineConfig
 from engine.errors import ModelNotFound, StartupError
 from pagemill.connection import connect_async
 from pagemill.consumer import Consumer
@@ -118,12 +118,14 @@ async def _run(service: Service) -> int:
 def build_engine(settings: WorkerSettings) -> tuple[Engine, Tokenizer]:
     """
     Raises:
-        StartupError: the model is not there or does not fit.
+        StartupError: the device cannot be used, or the model is not there or does not fit.
     """
     if settings.engine == "fake":
+        usual = USUAL_LIMITS["cpu"]
         fake = FakeEngine(
             model_name=settings.served_model_name or "fake",
-            max_num_seqs=settings.max_num_seqs,
+            max_num_seqs=settings.max_num_seqs or usual.max_num_seqs,
+            max_num_batched_tokens=settings.max_num_batched_tokens or usual.max_num_batched_tokens,
             max_model_len=settings.max_model_len or 8192,
             kv_tokens=settings.fake_kv_tokens,
             tokens_per_s=settings.fake_tokens_per_s,
@@ -154,7 +156,7 @@ def build_service(
         kv_cache_tokens=engine.kv_tokens,
         max_model_len=engine.max_model_len,
         concurrency_at_max_model_len=round(engine.kv_tokens / engine.max_model_len, 1),
-        max_num_seqs=settings.max_num_seqs,
+        max_num_seqs=engine.max_num_seqs,
         look_ahead_jobs=look_ahead.jobs,
         queue=settings.queue,
         worker=consumer.worker_id,
@@ -209,8 +211,8 @@ def served_names(settings: WorkerSettings, folder_name: str) -> list[str]:
 
 def _look_ahead(settings: WorkerSettings, engine: Engine) -> LookAhead:
     usual = default_look_ahead(
-        max_num_seqs=settings.max_num_seqs,
-        max_num_batched_tokens=settings.max_num_batched_tokens,
+        max_num_seqs=engine.max_num_seqs,
+        max_num_batched_tokens=engine.max_num_batched_tokens,
         max_model_len=engine.max_model_len,
     )
     if settings.look_ahead_jobs is None:
@@ -221,13 +223,16 @@ def _look_ahead(settings: WorkerSettings, engine: Engine) -> LookAhead:
 def _engine_config(settings: WorkerSettings, folder: Path) -> EngineConfig:
     return EngineConfig(
         model=folder,
+        device=settings.device,
         dtype=settings.dtype,
         block_size=settings.block_size,
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
         max_model_len=settings.max_model_len,
+        gpu_memory_utilization=settings.gpu_memory_utilization,
         kv_cache_bytes=settings.kv_cache_bytes,
         swap_space_bytes=settings.swap_space_bytes,
+        cuda_graphs=settings.cuda_graphs,
         prefix_caching=settings.prefix_caching,
         shared_tenants=settings.shared_tenants,
         preemption=settings.preemption,

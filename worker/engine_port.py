@@ -50,7 +50,7 @@ class Engine(Protocol):
     """
     A batch of requests that advances step by step; one thread touches it.
 
-    `model_name`, `fingerprint`, `max_model_len` and `kv_tokens` do not change
+    `model_name`, `fingerprint`, `kv_tokens` and the limits `max_...` do not change
     and may be read from anywhere.
     """
 
@@ -62,6 +62,12 @@ class Engine(Protocol):
 
     @property
     def max_model_len(self) -> int: ...
+
+    @property
+    def max_num_seqs(self) -> int: ...
+
+    @property
+    def max_num_batched_tokens(self) -> int: ...
 
     @property
     def kv_tokens(self) -> int: ...

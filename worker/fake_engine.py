@@ -88,6 +88,7 @@ class FakeEngine:
     Answers with letters at a set speed.
 
     Args:
+        max_num_batched_tokens: What it says of itself; its steps are cut by nothing.
         tokens_per_s: Tokens that all requests together get in a second; None is at once.
         kv_tokens: Size of the pretended KV cache.
         sleep: Waits; tests pass their own.
@@ -98,6 +99,7 @@ class FakeEngine:
         *,
         model_name: str = "fake",
         max_num_seqs: int = 64,
+        max_num_batched_tokens: int = 512,
         max_model_len: int = 8192,
         kv_tokens: int = 131072,
         tokens_per_s: float | None = None,
@@ -107,8 +109,9 @@ class FakeEngine:
         self.model_name = model_name
         self.fingerprint = f"fake-{model_name}-1"
         self.max_model_len = max_model_len
+        self.max_num_seqs = max_num_seqs
+        self.max_num_batched_tokens = max_num_batched_tokens
         self.kv_tokens = kv_tokens
-        self._max_num_seqs = max_num_seqs
         self._tokens_per_s = tokens_per_s
         self._sleep = sleep
 
@@ -170,7 +173,7 @@ class FakeEngine:
         waiting = self._waiting.values()
         free_tokens = self.kv_tokens - self._used_tokens - sum(len(job.request.prompt) for job in waiting)
         return Capacity(
-            free_seqs=max(0, self._max_num_seqs - self._used_seqs),
+            free_seqs=max(0, self.max_num_seqs - self._used_seqs),
             free_tokens=max(0, free_tokens),
             waiting_seqs=sum(job.request.params.n for job in waiting),
             total_tokens=self.kv_tokens,
@@ -203,7 +206,7 @@ class FakeEngine:
         while self._waiting:
             job = next(iter(self._waiting.values()))
             num_seqs = job.request.params.n
-            fits = self._used_tokens + job.cost <= self.kv_tokens and self._used_seqs + num_seqs <= self._max_num_seqs
+            fits = self._used_tokens + job.cost <= self.kv_tokens and self._used_seqs + num_seqs <= self.max_num_seqs
             if self._running and not fits:
                 return
             del self._waiting[job.request.request_id]

@@ -51,21 +51,36 @@ class WorkerSettings(ClientSettings):
     served_model_name: str | None = Field(
         None, description="The name that jobs ask for; unset: what --model says, and the folder's name."
     )
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="auto is the GPU where torch was built for CUDA, and fails without one; else the CPU."
+    )
     dtype: Literal["auto", "float32", "float64", "bfloat16", "float16"] = Field(
-        "auto", description="What the model computes in; auto is float32 on a CPU."
+        "auto", description="What the model computes in; auto is the checkpoint's own on a GPU, float32 on a CPU."
     )
     block_size: int = Field(16, ge=1, description="Tokens of one KV block.")
-    max_num_seqs: int = Field(64, ge=1, description="Most sequences that run at once.")
-    max_num_batched_tokens: int = Field(512, ge=1, description="Token budget of one step.")
+    max_num_seqs: int | None = Field(
+        None, ge=1, description="Most sequences that run at once; unset: 1024 on a GPU, 64 on a CPU."
+    )
+    max_num_batched_tokens: int | None = Field(
+        None, ge=1, description="Token budget of one step; unset: 8192 on a GPU, 512 on a CPU."
+    )
     max_model_len: int | None = Field(
         None, ge=2, description="Longest prompt plus answer; unset: the model's own limit."
     )
+    gpu_memory_utilization: float = Field(
+        0.9, gt=0, le=1, description="Share of the GPU's whole memory that the worker may use, from what others leave."
+    )
     kv_cache_bytes: ByteSize | None = Field(
-        None, description="Size of the KV cache; unset: a quarter of the free memory, 2 GiB at most."
+        None,
+        description="Size of the KV cache; unset: what is left of the GPU's share; "
+        "on a CPU a quarter of the free memory, 2 GiB at most.",
     )
     swap_space_bytes: ByteSize | None = Field(
-        None, description="Host memory for preempted sequences; unset: a tenth of the free memory, 1 GiB at most."
+        None,
+        description="Host memory for preempted sequences; unset: a tenth of the free memory, "
+        "4 GiB at most beside a GPU, 1 GiB on a CPU.",
     )
+    cuda_graphs: bool = Field(True, description="Replay recorded steps on a GPU.")
     prefix_caching: bool = Field(True, description="Find KV blocks of equal prompts again.")
     shared_tenants: bool = Field(
         False,

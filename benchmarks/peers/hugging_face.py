@@ -42,6 +42,9 @@ class Static:
         self.batch_size = batch_size
         self._computed = 0
 
+    def reset(self) -> None:
+        """Nothing is kept between runs."""
+
     def generate(self, requests: Sequence[Request], run: int) -> list[list[int]]:  # noqa: ARG002
         outputs: list[list[int]] = []
         self._computed = 0
@@ -82,6 +85,9 @@ class Continuous:
             continuous_batching_config=ContinuousBatchingConfig(allow_block_sharing=False, seed=0, **self.settings),
         )
         self._manager.start()
+
+    def reset(self) -> None:
+        """Nothing is kept between runs."""
 
     def generate(self, requests: Sequence[Request], run: int) -> list[list[int]]:
         for index, request in enumerate(requests):

@@ -40,18 +40,23 @@ class Decoder:
         config: Its shape.
         max_model_len: Longest sequence; sizes the rotary table.
         dtype: Of weights and activations.
+        device: Where they are.
     """
 
-    def __init__(self, config: ModelConfig, *, max_model_len: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        max_model_len: int,
+        dtype: torch.dtype,
+        device: torch.device = torch.device("cpu"),  # noqa: B008 - immutable
+    ) -> None:
         self.config = config
         self.dtype = dtype
-        self.embedding = Embedding(config.vocab_size, config.hidden_size, dtype=dtype)
-        self.layers = [DecoderLayer(config, window, dtype) for window in config.windows]
-        self.norm = Norm(config.hidden_size, eps=config.norm_eps, dtype=dtype)
-        self.head = Linear(config.hidden_size, {"lm_head": config.vocab_size}, bias=False, dtype=dtype)
-        if config.tied_embeddings:
-            self.head.weight = self.embedding.weight
-        self.rotary_table = rotary_table(
+        with device:
+            self._make_layers()
+        # made on the CPU whatever the device: the angles' bits are those of transformers there
+        table = rotary_table(
             RopeShape(
                 rope=config.rope,
                 rotary_dim=int(config.head_dim * config.rope.get("partial_rotary_factor", 1.0)),
@@ -59,6 +64,16 @@ class Decoder:
                 max_model_len=max_model_len,
             )
         )
+        self.rotary_table = table.to(device)
+
+    def _make_layers(self) -> None:
+        config, dtype = self.config, self.dtype
+        self.embedding = Embedding(config.vocab_size, config.hidden_size, dtype=dtype)
+        self.layers = [DecoderLayer(config, window, dtype) for window in config.windows]
+        self.norm = Norm(config.hidden_size, eps=config.norm_eps, dtype=dtype)
+        self.head = Linear(config.hidden_size, {"lm_head": config.vocab_size}, bias=False, dtype=dtype)
+        if config.tied_embeddings:
+            self.head.weight = self.embedding.weight
 
     def forward(self, batch: ForwardBatch, kv_caches: Sequence[Tensor]) -> Tensor:
         """

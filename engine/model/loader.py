@@ -16,6 +16,7 @@ def load_model(
     dtype: torch.dtype,
     max_model_len: int | None = None,
     load_format: Literal["auto", "dummy"] = "auto",
+    device: torch.device = torch.device("cpu"),  # noqa: B008 - immutable
 ) -> tuple[Decoder, ModelConfig]:
     """
     Build the network of a Hugging Face model folder and load its safetensors.
@@ -31,7 +32,7 @@ def load_model(
         WeightsMismatch: the checkpoint is not one of this network.
     """
     config = ModelConfig.load(path)
-    model = Decoder(config, max_model_len=max_model_len or config.max_positions, dtype=dtype)
+    model = Decoder(config, max_model_len=max_model_len or config.max_positions, dtype=dtype, device=device)
     if load_format == "dummy":
         fill_randomly(dict(model.tensors()))
     else:

@@ -48,7 +48,8 @@ def load_weights(path: Path, targets: Mapping[str, Tensor], *, redundant: frozen
 
 def fill_randomly(targets: Mapping[str, Tensor], seed: int = 0) -> None:
     """Fill memory with weights of a plausible size: norms are 1, the rest is drawn."""
-    generator = torch.Generator().manual_seed(seed)
+    device = next(iter(targets.values())).device
+    generator = torch.Generator(device).manual_seed(seed)
     for name, target in targets.items():
         if name.endswith("norm.weight"):
             target.fill_(1.0)

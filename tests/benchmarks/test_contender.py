@@ -1,6 +1,7 @@
 """Engines in processes of their own: what a comparison believes and what it refuses."""
 
 import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from textwrap import dedent
@@ -30,6 +31,9 @@ def environment(tmp_path: Path) -> Mapping[str, str]:
                 def __init__(self):
                     if sys.argv[1] == "cannot load":
                         raise ValueError("no such model")
+
+                def reset(self):
+                    pass
 
                 def generate(self, requests, run):
                     print("noise on standard output")
@@ -92,6 +96,7 @@ def test_an_engine_that_cannot_load_is_left_out(environment: Mapping[str, str]) 
         measured = offline.measure(ready, _CASE, 2, lines.append)
 
     assert [{"engine": "broken", "error": "broken: ValueError: no such model"}] == lines
+    assert "Traceback" in found[0].log_tail
     assert ["toy"] == list(measured)
     assert 2 == len(measured["toy"])
 
@@ -114,3 +119,37 @@ def test_the_summary_divides_by_the_peers() -> None:
     assert {"pagemill": 10.0, "peer": 4.0} == summary["output_tok_s"]
     assert {"peer": 2.5} == summary["pagemill_over"]
     assert {"peer": "1/2"} == summary["equal_outputs"]
+
+
+def test_what_an_engine_started_ends_with_it(tmp_path: Path) -> None:
+    """
+    Engine processes of its own do not outlive it: they would keep the memory of a GPU.
+    """
+    (tmp_path / "toy_parent.py").write_text(
+        dedent(
+            """
+            import subprocess, sys
+            from benchmarks.contender import serve
+
+            class Toy:
+                def __init__(self):
+                    self.name = str(subprocess.Popen(["sleep", "600"]).pid)
+
+            sys.exit(serve(Toy))
+            """
+        )
+    )
+    with Contender("toy", "toy_parent", [], environment=os.environ | {"PYTHONPATH": str(tmp_path)}, grace_s=0.2) as toy:
+        assert Path(f"/proc/{toy.name}").exists()
+        child = int(toy.name)
+
+    deadline = time.monotonic() + 10
+    while _runs(child) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not _runs(child)
+
+
+def _runs(pid: int) -> bool:
+    # one that nobody has waited for is still there, as a zombie
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"

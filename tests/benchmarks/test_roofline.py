@@ -51,3 +51,15 @@ def test_a_smaller_batch_is_never_faster() -> None:
     walls = [roofline.limit(requests, _QWEN, max_batch=batch)["wall_s"] for batch in (32, 8, 1)]
 
     assert sorted(walls) == walls
+
+
+def test_a_shared_prefix_shrinks_with_the_lengths() -> None:
+    """
+    A scaled workload shares less, and still takes time for all that is its requests' own.
+    """
+    requests = workloads.build("prefix", scale=0.1)
+
+    limit = roofline.limit_of("prefix", requests, _LLAMA, roofline.BF16, scale=0.1)
+
+    assert limit["wall_s"] < roofline.limit(requests, _LLAMA)["wall_s"]
+    assert limit["wall_s"] > roofline.limit([r._replace(prompt=r.prompt[204:]) for r in requests], _LLAMA)["wall_s"]

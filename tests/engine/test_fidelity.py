@@ -48,7 +48,9 @@ def make_prompts(lengths: list[int]) -> list[np.ndarray]:
 
 def start(references: list[Reference], num_tokens: int, **settings: Any) -> LLMEngine:
     longest = max(len(reference.prompt) for reference in references) + num_tokens
-    return load_engine(EngineConfig(model=real_model(), dtype="float32", max_model_len=longest, **settings))
+    return load_engine(
+        EngineConfig(model=real_model(), device="cpu", dtype="float32", max_model_len=longest, **settings)
+    )
 
 
 def answer(engine: LLMEngine, references: list[Reference], num_tokens: int) -> list[tuple[int, ...]]:
@@ -117,7 +119,7 @@ def test_greedy_tokens_equal_transformers_on_40_prompts() -> None:
 def seeded_answer(prompts: list[np.ndarray], **settings: Any) -> tuple[int, ...]:
     """The last prompt's seeded draws, with the others running beside it."""
     params = SamplingParams(max_tokens=40, temperature=0.8, top_p=0.95, seed=11, ignore_eos=True)
-    engine = load_engine(EngineConfig(model=real_model(), dtype="float32", max_model_len=256, **settings))
+    engine = load_engine(EngineConfig(model=real_model(), device="cpu", dtype="float32", max_model_len=256, **settings))
     return engine.generate(prompts, params)[-1].completions[0].token_ids
 
 

@@ -305,3 +305,29 @@ def test_a_reset_cache_finds_nothing() -> None:
 
     assert (0, 16, 0) == (first.num_cached_tokens, warm.num_cached_tokens, cold.num_cached_tokens)
     assert first.completions == warm.completions == cold.completions
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_many_answers_end_each_in_its_own_way(depth: int) -> None:
+    """
+    Ends by value and by length in the same steps, with tokens of ended answers still in flight and slots in use again.
+    """
+
+    def token_of(name: str, _index: int, position: int) -> int:
+        return EOS if position == 3 + int(name) % 7 else 100 + position
+
+    engine = make_engine(depth=depth, token_of=token_of)
+    for number in range(24):
+        ends: dict[str, object] = [{}, {"ignore_eos": True}, {"stop_token_ids": (106,)}][number % 3]
+        engine.add(request(str(number), [4, 5, number], max_tokens=5, **ends))
+
+    finished, _ = run(engine)
+
+    for number in range(24):
+        tokens = [token_of(str(number), 0, 3 + i) for i in range(5)]
+        stops = [{EOS}, set(), {EOS, 106}][number % 3]
+        length = next((place + 1 for place, token in enumerate(tokens) if token in stops), None)
+        completion = finished[str(number)].completions[0]
+        assert tuple(tokens[:length]) == completion.token_ids
+        assert (FinishReason.LENGTH if length is None else FinishReason.STOP) == completion.finish_reason
+    assert sum(len(output.completions[0].token_ids) for output in finished.values()) == engine.stats().generated_tokens

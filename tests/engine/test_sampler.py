@@ -68,7 +68,7 @@ def test_each_row_of_a_mixed_batch_is_what_it_is_alone(dtype: torch.dtype) -> No
         for row, slot in enumerate(order):
             single = _sample(alone[slot], logits[slot : slot + 1], [slot])
             assert int(single.token_ids[0]) == int(batch.token_ids[row])
-            assert (single.logprobs or [None])[0] == batch.logprobs[row]
+            assert (single.read_logprobs() or [None])[0] == batch.read_logprobs()[row]
 
 
 def test_a_sequence_that_comes_back_goes_on_as_if_it_had_stayed() -> None:
@@ -128,7 +128,7 @@ def test_broken_rows_give_minus_one_and_spoil_no_other(value: float, column: int
         for slot in slots:
             failed = slot % 2 == half
             assert (-1 if failed else int(want.token_ids[slot])) == int(got.token_ids[slot])
-            assert (None if failed else want.logprobs[slot]) == got.logprobs[slot]
+            assert (None if failed else want.read_logprobs()[slot]) == got.read_logprobs()[slot]
     assert 0 <= int(broken.state.last_token.min())
 
 
@@ -195,12 +195,12 @@ def test_logprobs_are_the_models_own() -> None:
     sampled = _sample(sampler, logits, [0, 1, 2])
 
     best = raw[1].topk(2)
-    assert sampled.logprobs[0] is None
-    assert 77 == sampled.logprobs[1].token_id  # type: ignore[union-attr]
-    assert float(raw[1, 77]) == pytest.approx(sampled.logprobs[1].logprob)  # type: ignore[union-attr]
-    assert best.indices.tolist() == [token for token, _ in sampled.logprobs[1].top]  # type: ignore[union-attr]
-    assert best.values.tolist() == pytest.approx([value for _, value in sampled.logprobs[1].top])  # type: ignore[union-attr]
-    assert TokenLogprob(int(raw[2].argmax()), pytest.approx(float(raw[2].max()))) == sampled.logprobs[2]
+    assert sampled.read_logprobs()[0] is None
+    assert 77 == sampled.read_logprobs()[1].token_id  # type: ignore[union-attr]
+    assert float(raw[1, 77]) == pytest.approx(sampled.read_logprobs()[1].logprob)  # type: ignore[union-attr]
+    assert best.indices.tolist() == [token for token, _ in sampled.read_logprobs()[1].top]  # type: ignore[union-attr]
+    assert best.values.tolist() == pytest.approx([value for _, value in sampled.read_logprobs()[1].top])  # type: ignore[union-attr]
+    assert TokenLogprob(int(raw[2].argmax()), pytest.approx(float(raw[2].max()))) == sampled.read_logprobs()[2]
 
 
 def test_no_logprobs_where_nobody_asked() -> None:
@@ -210,7 +210,7 @@ def test_no_logprobs_where_nobody_asked() -> None:
     sampler = _make()
     _join(sampler, 0, SamplingParams(temperature=1.0))
 
-    assert [] == _sample(sampler, _logits(1), [0]).logprobs
+    assert [] == _sample(sampler, _logits(1), [0]).read_logprobs()
 
 
 def test_prompt_logprobs_are_those_of_the_next_tokens() -> None:
@@ -222,12 +222,12 @@ def test_prompt_logprobs_are_those_of_the_next_tokens() -> None:
     next_ids = torch.arange(50) * 5
     raw = logits[:, :VOCAB].log_softmax(dim=-1)
 
-    given = sampler.prompt_logprobs(logits, next_ids, 2)
+    given = sampler.prompt_logprobs(logits, next_ids, 2).read()
 
     assert next_ids.tolist() == [logprob.token_id for logprob in given]
     assert raw[torch.arange(50), next_ids].tolist() == pytest.approx([logprob.logprob for logprob in given])
     assert raw.topk(2).indices.tolist() == [[token for token, _ in logprob.top] for logprob in given]
-    assert [] == sampler.prompt_logprobs(logits[:0], [], 2)
+    assert [] == sampler.prompt_logprobs(logits[:0], [], 2).read()
 
 
 def test_answers_of_one_request_differ_and_repeat() -> None:

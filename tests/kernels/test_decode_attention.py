@@ -4,7 +4,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.decode_attention import decode_attention, plan_decode
+from kernels.decode_attention import (
+    decode_attention,
+    num_splits_for,
+    paged_decode_reference,
+    paged_workspace,
+    plan_decode,
+    plan_paged_decode,
+)
 from tests.support.numerics import PagedTokens, assert_near, naive_attention
 
 
@@ -62,3 +69,69 @@ def test_a_row_does_not_depend_on_its_neighbours() -> None:
         plan = plan_decode(tokens.kv_cache, tokens.block_tables[one], tokens.seq_lens[one])
         alone = decode_attention(query[one], tokens.kv_cache, plan, 64**-0.5)
         assert torch.equal(together[one], alone)
+
+
+@pytest.mark.parametrize("window", [None, 16])
+def test_the_reference_of_the_gpu_says_the_same(window: int | None) -> None:
+    """
+    Rows of tables by slot, and no plan made of lengths.
+    """
+    torch.manual_seed(3)
+    tokens = PagedTokens([70, 3, 128], num_kv_heads=2, head_dim=64, block_size=16, dtype=torch.float64)
+    query = torch.randn(3, 8, 64, dtype=torch.float64)
+    slots = torch.tensor([2, 0, 1], dtype=torch.int32)
+    tables = torch.empty_like(tokens.block_tables)
+    tables[slots.long()] = tokens.block_tables
+    plan = plan_paged_decode(tables, slots, tokens.seq_lens, window, 1, torch.empty(0), 8, 64)
+
+    assert_near(expect(tokens, query, window), decode_attention(query, tokens.kv_cache, plan, 64**-0.5))
+
+
+def test_the_reference_of_the_gpu_caps_scores_and_scales_fp8() -> None:
+    """
+    Capped scores weigh the values, and each token has a scale for its key and one for its value.
+    """
+    cache = torch.full((2, 2, 1, 16, 64), torch.nan)
+    cache[:, 1, :, :2] = torch.tensor([1.0, 2.0])[:, None]
+    scales = torch.full((2, 2, 1, 16), torch.nan)
+    scales[0, 1, 0, :2], scales[1, 1, 0, :2] = torch.tensor([0.5, 1.0]), torch.tensor([4.0, 8.0])
+    tables, slots, seq_lens = torch.tensor([[1]]).int(), torch.tensor([0]).int(), torch.tensor([2]).int()
+    plan = plan_paged_decode(tables, slots, seq_lens, None, 1, torch.empty(0), 1, 64)
+    query = torch.ones(1, 1, 64, dtype=torch.float64)
+
+    out = paged_decode_reference(query, cache.to(torch.float8_e4m3fn), plan, 0.125, softcap=3.0, kv_scales=scales)
+
+    # keys of 0.5 and 2 give scores of 4 and 16; the values are 4 and 16
+    numbers = torch.tensor([4.0, 16.0], dtype=torch.float64)
+    expected = ((3.0 * torch.tanh(numbers / 3.0)).softmax(0) * numbers).sum()
+    assert_near(expected.expand(1, 1, 64), out)
+
+
+def test_splits_depend_on_the_batch_alone() -> None:
+    """
+    Small batches of long sequences are split into a power of two, large ones and short ones are not.
+    """
+    assert [32, 8, 2, 1, 1] == [num_splits_for(n, 8, 8192) for n in (1, 8, 32, 64, 1024)]
+    assert [1, 1, 2, 4] == [num_splits_for(1, 8, length) for length in (16, 256, 600, 1024)]
+
+
+@pytest.mark.parametrize(("num_kv_heads", "max_model_len"), [(8, 8192), (2, 1024), (1, 16)])
+def test_one_workspace_fits_every_batch(num_kv_heads: int, max_model_len: int) -> None:
+    """
+    Partial results of any batch up to the largest are views of the same memory that do not overlap.
+    """
+    num_heads = 4 * num_kv_heads
+    workspace = paged_workspace(100, num_heads, num_kv_heads, 64, max_model_len, torch.device("cpu"))
+    for num_seqs in range(1, 101):
+        num_splits = num_splits_for(num_seqs, num_kv_heads, max_model_len)
+        seq_lens = torch.ones(num_seqs, dtype=torch.int32)
+
+        plan = plan_paged_decode(seq_lens[:, None], seq_lens, seq_lens, None, num_splits, workspace, num_heads, 64)
+
+        if num_splits > 1:
+            assert plan.partial_outputs is not None
+            assert plan.partial_lses is not None
+            assert (num_seqs, num_heads, num_splits, 64) == plan.partial_outputs.shape
+            assert plan.partial_lses.data_ptr() == plan.partial_outputs.data_ptr() + 4 * plan.partial_outputs.numel()
+        else:
+            assert plan.partial_outputs is None

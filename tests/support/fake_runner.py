@@ -189,6 +189,18 @@ def run_to_length(sequence: Sequence, max_model_len: int) -> FinishReason | None
     return FinishReason.LENGTH if full else None
 
 
+def check_columns(step: Step) -> None:
+    """Raise AssertionError when a step says one thing by chunk and another by column."""
+    decodes = step.chunks[: step.num_decodes]
+    assert all((chunk.length, chunk.samples, chunk.join) == (1, True, False) for chunk in decodes), f"{step} {decodes}"
+    assert step.decode_slots.tolist() == [chunk.sequence.slot for chunk in decodes], f"{step} {step.decode_slots}"
+    assert step.decode_starts.tolist() == [chunk.start for chunk in decodes], f"{step} {step.decode_starts}"
+    assert step.prefill_chunks == step.chunks[step.num_decodes :], f"{step} {step.prefill_chunks}"
+    assert step.sampled == [chunk.sequence for chunk in step.sampling], f"{step} {step.sampled}"
+    assert step.num_sampling == len(step.sampling), f"{step} samples {step.num_sampling}"
+    assert step.num_tokens == sum(chunk.length for chunk in step.chunks), f"{step} has {step.num_tokens} tokens"
+
+
 class Turns:
     """
     The engine's step loop without the engine.
@@ -221,6 +233,7 @@ class Turns:
             assert step.chunks, f"step {step.step_id} is empty"
             assert scheduler.num_running <= scheduler.max_num_seqs, f"{scheduler.num_running} run"
             assert step.num_tokens <= scheduler.max_num_batched_tokens, f"{step.num_tokens} tokens in a step"
+            check_columns(step)
             for sequence in (chunk.sequence for chunk in step.sampling):
                 most = min(sequence.num_prompt_tokens + sequence.params.max_tokens, scheduler.max_model_len)
                 assert sequence.num_tokens <= most, f"{sequence} goes past the {most} tokens that it may have"
@@ -242,7 +255,10 @@ class Turns:
         raise AssertionError(f"{self.scheduler.num_running} sequences still run after {max_turns} turns")
 
     def _handle(self, step: Step, ticket: FakeTicket) -> None:
-        for sequence, token in self.scheduler.complete(step, ticket.result().token_ids):
+        arrived = self.scheduler.complete(step, ticket.result().token_ids)
+        for (sequence, token), last in zip(arrived, arrived.last.tolist(), strict=True):
+            if token >= 0:
+                assert last == (run_to_length(sequence, self.scheduler.max_model_len) is not None), f"{sequence} {last}"
             reason = FinishReason.ERROR if token < 0 else self.ends(sequence, self.scheduler.max_model_len)
             if reason is not None:
                 self.scheduler.finish(sequence, reason)

@@ -7,12 +7,12 @@ from torch import Tensor
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 
 
-def assert_near(expected: Tensor, actual: Tensor) -> None:
-    """`actual` equals the float64 truth as far as its dtype allows."""
+def assert_near(expected: Tensor, actual: Tensor, tolerance: float | None = None) -> None:
+    """`actual` equals the float64 truth as far as its dtype, or a tolerance, allows."""
     assert expected.shape == actual.shape
     assert bool(torch.isfinite(actual).all())
     error = ((actual.double() - expected).abs().max() / expected.abs().max()).item()
-    assert error <= TOLERANCES[actual.dtype]
+    assert error <= (TOLERANCES[actual.dtype] if tolerance is None else tolerance)
 
 
 def naive_attention(query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> Tensor:

@@ -15,8 +15,10 @@ from transformers import (
     Qwen3Config,
 )
 
+VOCAB = 199
+
 _SHAPE: dict[str, Any] = {
-    "vocab_size": 199,
+    "vocab_size": VOCAB,
     "hidden_size": 48,
     "intermediate_size": 80,
     "num_hidden_layers": 3,

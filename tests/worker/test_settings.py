@@ -1,9 +1,11 @@
 """Where settings come from, and what is said of wrong ones."""
 
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
+from engine.config import EngineConfig
 from pagemill.errors import SettingsError
 from pagemill.settings import ClientSettings
 from worker.settings import WorkerSettings
@@ -39,6 +41,26 @@ def test_flags_are_switches_and_sizes_have_units() -> None:
     )
 
 
+def test_the_engine_can_be_set_as_a_whole() -> None:
+    """
+    Each of its settings is one of the worker's, with the same default; only the model may be missing here.
+    """
+    for field in fields(EngineConfig):
+        setting = WorkerSettings.model_fields[field.name]
+        assert field.name == "model" or field.default == setting.default
+
+
+def test_the_gpu_has_its_flags() -> None:
+    """
+    The device, its share of memory and its graphs are set by name; what depends on the device is left open.
+    """
+    settings = WorkerSettings.read(["--device", "cuda", "--gpu-memory-utilization", "0.5", "--no-cuda-graphs"])
+
+    assert ("cuda", 0.5, False) == (settings.device, settings.gpu_memory_utilization, settings.cuda_graphs)
+    assert settings.max_num_seqs is None
+    assert settings.max_num_batched_tokens is None
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
@@ -46,6 +68,9 @@ def test_flags_are_switches_and_sizes_have_units() -> None:
         (["--zzz"], "see --help"),
         (["--engine", "real"], "'paged' or 'fake'"),
         (["--block-size", "none"], "block_size"),
+        (["--device", "gpu"], "'auto', 'cpu' or 'cuda'"),
+        (["--gpu-memory-utilization", "90"], "gpu_memory_utilization"),
+        (["--gpu-memory-utilization", "0"], "gpu_memory_utilization"),
         (["stray"], "stray"),
     ],
 )

@@ -222,7 +222,7 @@ def test_not_enough_memory_for_one_sequence(server_url: str, tmp_path: Path) -> 
     """
     folder = write_tiny_llama(tmp_path / "model")
     flags = ("--model", str(folder), "--load-format", "dummy", "--kv-cache-bytes", "4096", "--swap-space-bytes", "0")
-    code, said = start("--redis-url", server_url, *flags)
+    code, said = start("--redis-url", server_url, "--device", "cpu", *flags)
 
     assert 1 == code
     assert "2,048" in said
@@ -230,14 +230,29 @@ def test_not_enough_memory_for_one_sequence(server_url: str, tmp_path: Path) -> 
     assert "max_model_len" in said
 
 
+def test_a_gpu_that_is_not_there(server_url: str, tmp_path: Path) -> None:
+    """
+    Where a GPU is asked for the worker does not fall back to the CPU: it says how to have that.
+    """
+    folder = write_tiny_llama(tmp_path / "model")
+    flags = ("--model", str(folder), "--load-format", "dummy", "--device", "cuda")
+    # hides the GPU of a machine that has one
+    code, said = start("--redis-url", server_url, *flags, CUDA_VISIBLE_DEVICES="")
+
+    assert 1 == code
+    *_, last = said.splitlines()
+    assert last.startswith("pagemill worker: ")
+    assert "CUDA" in last
+    assert "--device cpu runs on the CPU" in last
+
+
 def test_more_memory_than_there_is_gives_the_figures(tmp_path: Path, server_url: str) -> None:
     """
     A KV cache larger than what is free is refused at once, not by the system under load.
     """
     folder = write_tiny_llama(tmp_path / "model")
-    code, said = start(
-        "--redis-url", server_url, "--model", str(folder), "--load-format", "dummy", "--kv-cache-bytes", "10000GiB"
-    )
+    flags = ("--model", str(folder), "--load-format", "dummy", "--kv-cache-bytes", "10000GiB")
+    code, said = start("--redis-url", server_url, "--device", "cpu", *flags)
 
     assert 1 == code
     assert "10,000.0 GiB" in said

@@ -64,7 +64,7 @@ class Driver:
             windows=set(self.model.config.windows),
             last_token=torch.zeros(1, dtype=torch.int64),
         )
-        logits = self.model.logits(self.model.forward(batch, self.cache.layers))
+        logits = self.model.logits(self.model.forward(batch.forward, self.cache.layers))
         for (index, length), first in zip(lengths.items(), batch.first_rows, strict=True):
             self.logits[index].append(logits[first : first + length])
 

@@ -1,0 +1,277 @@
+"""
+How near decode attention comes to the memory bandwidth of the GPU it runs on.
+
+    python -m benchmarks.decode_attention
+    python -m benchmarks.decode_attention --shapes 2x64x7 --batches 256 --lengths 4096 --dtypes bf16
+    python -m benchmarks.decode_attention --sweep --rules /tmp/rules.json
+
+One JSON line a case. A CUDA graph of eight calls or more, over the caches of different layers so
+that none is left in the L2 cache, is replayed; the median counts. Keys and values are counted as
+read once, and divided by what a large copy moves, reads and writes, in the same process. Shapes are
+KV heads x head size x query heads of a KV head. `--sweep` tries configurations on two batches of
+each shape and writes the best as rules for kernels/tuned/decode_attention.json.
+"""
+
+import argparse
+import itertools
+import json
+import math
+import os
+import statistics
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor, wait
+from dataclasses import dataclass
+from multiprocessing import get_context
+
+import torch
+from torch import Tensor
+
+from kernels.configs import tuned
+from kernels.cuda.decode_attention import launch
+from kernels.decode_attention import PagedDecode, num_splits_for, plan_paged_decode
+
+DTYPES = {"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
+BLOCK_SIZE = 16
+# several times the 50 MB of L2 that an H200 has
+COLD_BYTES = 256 << 20
+MAX_LAYERS = 64
+SWEEP_CASES = ((256, 1024), (256, 4096))
+COPY_BYTES = 4 << 30
+
+Config = dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Sizes of one layer's attention, and of what its cache holds."""
+
+    num_kv_heads: int
+    head_dim: int
+    group_size: int
+    dtype: str
+
+    @property
+    def num_heads(self) -> int:
+        return self.num_kv_heads * self.group_size
+
+    @property
+    def cache_dtype(self) -> str:
+        return str(DTYPES[self.dtype]).removeprefix("torch.")
+
+    @property
+    def token_bytes(self) -> int:
+        return 2 * self.num_kv_heads * self.head_dim * DTYPES[self.dtype].itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """
+    A batch of equal lengths, ready to be attended.
+
+    Args:
+        caches: One a layer, with its scales.
+    """
+
+    shape: Shape
+    query: Tensor
+    plan: PagedDecode
+    caches: list[tuple[Tensor, Tensor | None]]
+    num_bytes: int
+
+    def attend(self, config: Config, num_calls: int) -> None:
+        scale = self.shape.head_dim**-0.5
+        for cache, scales in itertools.islice(itertools.cycle(self.caches), num_calls):
+            launch(self.query, cache, self.plan, scale, 0.0, scales, config)
+
+
+def make_case(shape: Shape, batch: int, length: int, num_splits: int | None, num_layers: int | None = None) -> Case:
+    """Blocks in random order, values of ordinary size."""
+    torch.cuda.empty_cache()
+    num_bytes = batch * length * shape.token_bytes
+    blocks = length // BLOCK_SIZE
+    cache_shape = (2, batch * blocks + 1, shape.num_kv_heads, BLOCK_SIZE, shape.head_dim)
+    caches: list[tuple[Tensor, Tensor | None]] = []
+    for _ in range(num_layers or min(MAX_LAYERS, -(-COLD_BYTES // num_bytes))):
+        if shape.dtype == "fp8":
+            # positive numbers below 256; 0x7f would be NaN
+            cache = torch.randint(0, 0x78, cache_shape, dtype=torch.uint8, device="cuda").view(torch.float8_e4m3fn)
+            caches.append((cache, torch.full(cache_shape[:4], 0.01, device="cuda")))
+        else:
+            caches.append((torch.empty(cache_shape, dtype=DTYPES[shape.dtype], device="cuda").normal_(), None))
+    splits = num_splits or num_splits_for(batch, shape.num_kv_heads, length)
+    workspace = torch.empty(batch * shape.num_heads * splits * (shape.head_dim + 1), device="cuda")
+    order = torch.randperm(batch * blocks, device="cuda", dtype=torch.int32) + 1
+    plan = plan_paged_decode(
+        order.view(batch, blocks),
+        torch.randperm(batch, device="cuda").int(),
+        torch.full((batch,), length, dtype=torch.int32, device="cuda"),
+        None,
+        splits,
+        workspace,
+        shape.num_heads,
+        shape.head_dim,
+    )
+    query = torch.randn(batch, shape.num_heads, shape.head_dim, dtype=torch.bfloat16, device="cuda")
+    return Case(shape, query, plan, caches, num_bytes)
+
+
+def seconds_of(work: Callable[[], None], repeats: int) -> float:
+    """Median time of what was captured in a graph."""
+    work()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    times = []
+    for _ in range(repeats + 1):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) / 1e3)
+    # the first replay uploads the graph
+    return statistics.median(times[1:])
+
+
+def measure(case: Case, config: Config, repeats: int) -> float:
+    """Seconds of one call."""
+    num_calls = max(8, len(case.caches))
+    return seconds_of(lambda: case.attend(config, num_calls), repeats) / num_calls
+
+
+def copy_bandwidth() -> float:
+    """Bytes a second, read and written."""
+    source = torch.empty(COPY_BYTES, dtype=torch.uint8, device="cuda").random_()
+    target = torch.empty_like(source)
+
+    def copy() -> None:
+        target.copy_(source)
+
+    return 2 * COPY_BYTES / seconds_of(copy, 10)
+
+
+def config_of(shape: Shape) -> Config:
+    key = {"head_dim": shape.head_dim, "group_size": shape.group_size, "dtype": shape.cache_dtype}
+    return tuned("decode_attention", **key)
+
+
+def candidates(shape: Shape) -> list[Config]:
+    """One stream by several warps, and a stream for each warp."""
+    single = [(64, 1, 1, 2), (64, 1, 1, 4), (128, 1, 1, 4), (128, 1, 1, 8)]
+    streams = [(tile, warps // heads, heads, warps) for tile in (16, 32, 64) for warps in (2, 4) for heads in (1, 2)]
+    alone = [(32, 1, 1, 1), (64, 1, 1, 1)]
+    configs = []
+    for (tile, slices, heads, warps), stages in itertools.product(single + streams + alone, (3, 5, 7)):
+        # keys and values in flight: more leave room for too few programs
+        held = tile * slices * heads * 2 * shape.head_dim * DTYPES[shape.dtype].itemsize * ((stages - 1) // 2)
+        if 4 << 10 <= held <= 132 << 10 and shape.num_kv_heads % heads == 0:
+            configs.append({"tile": tile, "slices": slices, "heads": heads, "warps": warps, "stages": stages})
+    return configs
+
+
+def attempt(shape: Shape, config: Config) -> str | None:
+    """Compile a configuration into the cache on disk, and run it; why not, where it fails."""
+    try:
+        # strides that 16 divides and numbers of blocks like those of a real batch
+        make_case(shape, 2, 16 * BLOCK_SIZE, 1, num_layers=1).attend(config, 1)
+        torch.cuda.synchronize()
+    except Exception as error:  # a compiler fails in many ways, and each costs its candidate alone
+        return f"{type(error).__name__}: {error}"[:200]
+    return None
+
+
+def compile_all(shapes: list[Shape], patience_s: float) -> dict[Shape, list[Config]]:
+    """The candidates that compile in time, in processes of their own: Python's part is half of it."""
+    pairs = [(shape, config) for shape in shapes for config in candidates(shape)]
+    working: dict[Shape, list[Config]] = {shape: [] for shape in shapes}
+    pool = ProcessPoolExecutor(min(16, os.cpu_count() or 1), mp_context=get_context("spawn"))
+    futures = [pool.submit(attempt, *pair) for pair in pairs]
+    wait(futures, timeout=patience_s)
+    for (shape, config), future in zip(pairs, futures, strict=True):
+        fault = "out of time"
+        if future.done():
+            fault = future.result() if future.exception() is None else "the process died"
+        if fault is None:
+            working[shape].append(config)
+        else:
+            print(json.dumps({"shape": repr(shape), "skipped": config, "because": fault}), flush=True)
+    pool.shutdown(wait=False, cancel_futures=True)
+    return working
+
+
+def sweep(shapes: list[Shape], bandwidth: float, budget_s: float, num_splits: int | None) -> list[dict[str, object]]:
+    """The rules that the best configurations make; shapes are left out when time is up."""
+    deadline = time.monotonic() + budget_s
+    rules: list[dict[str, object]] = []
+    for shape, configs in compile_all(shapes, 0.6 * budget_s).items():
+        if not configs or time.monotonic() > deadline:
+            print(json.dumps({"shape": repr(shape), "left_out": len(configs)}), flush=True)
+            continue
+        scores = [1.0] * len(configs)
+        for batch, length in SWEEP_CASES:
+            case = make_case(shape, batch, length, num_splits)
+            for index, config in enumerate(configs):
+                scores[index] *= case.num_bytes / measure(case, config, 3) / bandwidth
+            del case
+        ranked = sorted(range(len(configs)), key=scores.__getitem__, reverse=True)
+        for index in ranked[:5]:
+            print(json.dumps({"shape": repr(shape), "of_copy": round(math.sqrt(scores[index]), 3)} | configs[index]))
+        when = {"gpu": torch.cuda.get_device_name(), "head_dim": shape.head_dim, "group_size": shape.group_size}
+        rules.append({"when": when | {"dtype": shape.cache_dtype}, "use": configs[ranked[0]]})
+    return rules
+
+
+def table(args: argparse.Namespace, shapes: list[Shape], bandwidth: float) -> None:
+    for shape, batch, length in itertools.product(shapes, args.batches, args.lengths):
+        case = make_case(shape, batch, length, args.splits)
+        seconds = measure(case, config_of(shape), 10)
+        line = {
+            "kv_heads": shape.num_kv_heads,
+            "head_dim": shape.head_dim,
+            "group_size": shape.group_size,
+            "dtype": shape.dtype,
+            "batch": batch,
+            "length": length,
+            "splits": case.plan.num_splits,
+            "us": round(seconds * 1e6, 1),
+            "gb_per_s": round(case.num_bytes / seconds / 1e9),
+            "of_copy": round(case.num_bytes / seconds / bandwidth, 3),
+        }
+        print(json.dumps(line), flush=True)
+        del case
+
+
+def numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shapes", default="8x128x4,2x64x7,4x128x8,8x64x4")
+    parser.add_argument("--dtypes", default="bf16,fp8")
+    parser.add_argument("--batches", type=numbers, default=[1, 8, 32, 64, 256, 1024])
+    parser.add_argument("--lengths", type=numbers, default=[256, 1024, 4096])
+    parser.add_argument("--splits", type=int, help="of each sequence; by the batch if not given")
+    parser.add_argument("--sweep", action="store_true")
+    parser.add_argument("--rules", help="where the rules of a sweep go")
+    parser.add_argument("--budget-s", type=float, default=140.0, help="a sweep starts no shape after it")
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    sizes = [tuple(map(int, text.split("x"))) for text in args.shapes.split(",")]
+    shapes = [Shape(*size, dtype) for dtype in args.dtypes.split(",") for size in sizes]
+
+    bandwidth = copy_bandwidth()
+    print(json.dumps({"gpu": torch.cuda.get_device_name(), "copy_gb_per_s": round(bandwidth / 1e9)}), flush=True)
+    if not args.sweep:
+        table(args, shapes, bandwidth)
+        return
+    rules = sweep(shapes, bandwidth, args.budget_s, args.splits)
+    if args.rules:
+        with open(args.rules, "w", encoding="utf-8") as file:
+            file.write("[\n  " + ",\n  ".join(map(json.dumps, rules)) + "\n]\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The engine's CUDA backend: state by slot on the device, packed plans, graphs."""

@@ -1,0 +1,165 @@
+"""Brings up a model on a GPU: weights, a trial step, the KV cache in what is left, graphs."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from engine.config import ResolvedConfig
+from engine.cuda.graphs import Sampling, graph_sizes
+from engine.cuda.kv_cache import CudaKVCache
+from engine.cuda.model_runner import CudaModelRunner
+from engine.cuda.plan import MAX_GATHERED_KEYS
+from engine.gpu_memory import (
+    MemorySnapshot,
+    SequenceNeed,
+    check_weights_fit,
+    explained,
+    graph_memory,
+    kv_budget,
+    memory_use,
+    reset_peak,
+    snapshot,
+    swap_space,
+    weight_bytes,
+)
+from engine.kv_cache import CacheShape, bytes_per_block
+from engine.memory import available_bytes
+from engine.model.config import ModelConfig
+from engine.model.decoder import Decoder
+from engine.model.loader import load_model
+from engine.sampler import Sampler
+from engine.state import SamplingState
+
+# graphs that are captured on trial, to know what all of them take
+_TRIAL_GRAPHS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class CudaModel:
+    """Weights on a GPU, and what its memory was before they came."""
+
+    decoder: Decoder
+    start: MemorySnapshot
+
+
+def load_on_gpu(
+    path: Path,
+    config: ResolvedConfig,
+    model_config: ModelConfig,
+    *,
+    dtype: torch.dtype,
+    max_model_len: int,
+    device: torch.device,
+) -> CudaModel:
+    """
+    Load the weights, after a look at whether they will fit.
+
+    Raises:
+        NotEnoughMemory: they do not.
+    """
+    start = snapshot(device)
+    check_weights_fit(weight_bytes(model_config, dtype), start, config.gpu_memory_utilization)
+    with explained("loading the weights", "end other processes on this GPU", device):
+        decoder, _ = load_model(
+            path, dtype=dtype, max_model_len=max_model_len, load_format=config.load_format, device=device
+        )
+    return CudaModel(decoder, start)
+
+
+def build_runner(
+    model: CudaModel,
+    config: ResolvedConfig,
+    *,
+    vocab_size: int,
+    eos_token_ids: frozenset[int],
+    max_model_len: int,
+    device: torch.device,
+) -> CudaModelRunner:
+    """
+    Measure what steps take, give the rest of the GPU's share to the KV cache, and capture the graphs.
+
+    Raises:
+        NotEnoughMemory: one sequence of max_model_len does not fit what is left.
+    """
+    decoder = model.decoder
+    shape = _trial_shape(decoder, config)
+    state = SamplingState(
+        max_num_seqs=config.max_num_seqs + 1, vocab_size=vocab_size, eos_token_ids=eos_token_ids, device=device
+    )
+    runner = CudaModelRunner(
+        decoder,
+        CudaKVCache(shape, device),
+        Sampler(state, vocab_size),
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=max_model_len,
+    )
+    cache_bytes = _measure(model, runner, config, max_model_len, device)
+    host_bytes = swap_space(config.swap_space_bytes, available_bytes(), config.preemption)
+    runner.kv_cache = CudaKVCache(
+        CacheShape.fit(
+            decoder.config,
+            block_size=config.block_size,
+            dtype=decoder.dtype,
+            cache_bytes=cache_bytes,
+            host_bytes=host_bytes,
+            max_model_len=max_model_len,
+        ),
+        device,
+    )
+    if config.cuda_graphs:
+        with explained("capturing the CUDA graphs", "lower max_num_seqs, or set cuda_graphs to false", device):
+            runner.capture_graphs(graph_sizes(config.max_num_seqs))
+    return runner
+
+
+def _measure(
+    model: CudaModel, runner: CudaModelRunner, config: ResolvedConfig, max_model_len: int, device: torch.device
+) -> int:
+    decoder = model.decoder
+    reset_peak(device)
+    loaded = snapshot(device)
+    with explained("running the largest step once", "lower max_num_batched_tokens or max_num_seqs", device):
+        runner.try_largest_step(config.max_num_batched_tokens)
+    profiled = snapshot(device)
+    graphs = _measure_graphs(runner, config, device) if config.cuda_graphs else 0
+    block_bytes = bytes_per_block(decoder.config, block_size=config.block_size, dtype=decoder.dtype)
+    # one layer's gathered keys and values are there while a chunk behind a prefix is computed
+    gathered = MAX_GATHERED_KEYS * block_bytes // (config.block_size * decoder.config.num_layers)
+    use = memory_use(model.start, loaded, profiled, graphs=graphs + gathered)
+    need = SequenceNeed(max_model_len=max_model_len, block_size=config.block_size, block_bytes=block_bytes)
+    return kv_budget(model.start, use, need, utilization=config.gpu_memory_utilization, wanted=config.kv_cache_bytes)
+
+
+def _measure_graphs(runner: CudaModelRunner, config: ResolvedConfig, device: torch.device) -> int:
+    sizes = graph_sizes(config.max_num_seqs)
+    trial = sizes[-_TRIAL_GRAPHS:]
+    # the kernels' own memory comes with the first call, and is none of the graphs'
+    runner.try_decode()
+    reset_peak(device)
+    before = snapshot(device)
+    with explained("capturing the first CUDA graphs", "lower max_num_seqs, or set cuda_graphs to false", device):
+        runner.capture_graphs(trial)
+    after = snapshot(device)
+    runner.graphs = None
+    taken = before.free - after.free
+    reset_peak(device)
+    # the pool is shared; each graph adds its own nodes
+    pool, count = after.reserved - before.reserved, len(trial) * len(Sampling)
+    each = max(0, taken - pool) // count
+    return graph_memory([pool + each] + [each] * (count - 1), len(sizes) * len(Sampling))
+
+
+def _trial_shape(decoder: Decoder, config: ResolvedConfig) -> CacheShape:
+    """A cache of the null block and one more: steps on trial write nothing."""
+    model = decoder.config
+    return CacheShape(
+        num_layers=model.num_layers,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        block_size=config.block_size,
+        num_blocks=2,
+        num_host_blocks=0,
+        dtype=decoder.dtype,
+    )

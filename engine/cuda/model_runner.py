@@ -1,0 +1,369 @@
+"""Performs steps on a GPU: sends the plan, runs the network, and leaves the tokens on the device."""
+
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from engine.batch import ForwardBatch
+from engine.cuda.device_state import DeviceState
+from engine.cuda.graphs import DecodeGraphs, Sampling
+from engine.cuda.kv_cache import CudaKVCache
+from engine.cuda.plan import PackedPrefill, PackedStep, PrefillSections, StepPacker
+from engine.cuda.transfer import Event, RecordEvent, Upload, record_cuda_event, record_timed_event, to_host
+from engine.model.decoder import Decoder
+from engine.request import Sequence, Step, StepResult, TokenLogprob
+from engine.sampler import LogprobRows, Sampled, Sampler
+from engine.sampling_params import Feature
+from kernels.decode_attention import PagedDecode, num_splits_for, paged_workspace, plan_paged_decode
+from kernels.prefill_attention import VarlenPart, VarlenPrefill
+from kernels.sampling import argmax, sample_slots
+from kernels.step_state import JOIN_COLUMNS, DecodeInputs, begin_decode, end_step, join_slots, scatter
+
+# what a graph cannot do: it needs the host's knowledge of single rows
+EAGER_SAMPLING = Feature.PENALTY | Feature.BIAS | Feature.MIN_TOKENS | Feature.LOGPROBS
+
+# rows whose logits exist at once: 512 of 128,256 in bf16 are 131 MB
+PROMPT_LOGPROB_ROWS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class CudaTicket:
+    """
+    A step that the device has been given.
+
+    Args:
+        done: Comes when everything below has been copied to the host.
+        token_ids: In the order of the rows that sampled.
+        order: Place in `Step.sampled` of each of these; None where that is their order.
+        prompt_logprobs: Index into `Step.chunks` to what was computed of it, in pieces.
+    """
+
+    done: Event
+    token_ids: Tensor
+    order: NDArray[np.int64] | None
+    sampled: Sampled | None
+    prompt_logprobs: dict[int, list[LogprobRows]]
+
+    def result(self) -> StepResult:
+        self.done.synchronize()
+        token_ids = self.token_ids.numpy()
+        logprobs = self.sampled.read_logprobs() if self.sampled is not None else []
+        if self.order is not None:
+            token_ids = _reordered(token_ids, self.order)
+            places = self.order.tolist()
+            by_place = dict(zip(places, logprobs, strict=False))
+            logprobs = [by_place[place] for place in range(len(logprobs))]
+        return StepResult(token_ids, logprobs, {index: _read(found) for index, found in self.prompt_logprobs.items()})
+
+
+class CudaModelRunner:
+    """
+    Runs the model on a GPU. Implements `engine.request.Runner`.
+
+    `launch` returns while the device still works on the steps before; what a step sampled stays on
+    the device for the next one. Only one thread may call it.
+
+    Args:
+        sampler: With a `SamplingState` of max_num_seqs + 1 slots: the last is that of padding rows.
+        max_model_len: Longest sequence; sizes the block tables.
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        kv_cache: CudaKVCache,
+        sampler: Sampler,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_model_len: int,
+        record_event: RecordEvent = record_cuda_event,
+    ) -> None:
+        self.model = model
+        self.kv_cache = kv_cache
+        self.sampler = sampler
+        self.max_num_seqs = max_num_seqs
+        self.max_model_len = max_model_len
+        self.graphs: DecodeGraphs | None = None
+        # where a benchmark wants to know when the device began and ended each step
+        self.step_events: list[tuple[Event, Event]] | None = None
+        self._record_event = record_event
+
+        self.block_size = kv_cache.shape.block_size
+        self.windows = frozenset(model.config.windows)
+        max_blocks = -(-max_model_len // self.block_size)
+        self.state = DeviceState(sampler.state, max_blocks=max_blocks, max_rows=max_num_batched_tokens)
+        self._packer = StepPacker(
+            max_num_seqs=max_num_seqs,
+            max_blocks=max_blocks,
+            block_size=self.block_size,
+            vocab_size=sampler.vocab_size,
+        )
+        # of each prefill token its id, position and slot; of each sequence a join, a table, and a few numbers more
+        most = 3 * max_num_batched_tokens + (max_num_seqs + 1) * (JOIN_COLUMNS + 2 * max_blocks + 8)
+        self._upload = Upload(sampler.state.device, record_event, count=most)
+        config = model.config
+        self._workspace = paged_workspace(
+            max_num_seqs, config.num_heads, config.num_kv_heads, config.head_dim, max_model_len, sampler.state.device
+        )
+        self._logits: Tensor | None = None
+        # by slot, what sampling must do for it
+        self._features = np.zeros(max_num_seqs, dtype=np.uint8)
+
+    @torch.inference_mode()
+    def capture_graphs(self, sizes: SequenceOf[int]) -> None:
+        """Make graphs of decode batches; the largest of `sizes` must be max_num_seqs."""
+        # rows of padding: nothing of a capture, or of the trial before it, is kept
+        self._upload.buffer.fill_(self.max_num_seqs)
+        graphs = DecodeGraphs(self._decode_rows, sizes)
+        graphs.capture()
+        self.graphs = graphs
+
+    @torch.inference_mode()
+    def try_decode(self) -> None:
+        """Run the largest decode batch, of padding alone."""
+        self._upload.buffer.fill_(self.max_num_seqs)
+        for sampling in Sampling:
+            self._decode_rows(self.max_num_seqs, sampling)
+
+    @torch.inference_mode()
+    def try_largest_step(self, num_tokens: int) -> None:
+        """Run a prefill of so many tokens that writes nothing, and sample all slots: the most memory a step takes."""
+        length = min(num_tokens, self.max_model_len)
+        starts = [*range(0, num_tokens, length), num_tokens]
+        bounds = torch.tensor(starts, dtype=torch.int32, device=self._upload.device)
+        inputs = self.state.inputs.rows(num_tokens)
+        inputs.positions.copy_(torch.arange(num_tokens, device=self._upload.device) % length)
+        inputs.slot_mapping.fill_(-1)
+        part = VarlenPart(
+            query_start=bounds,
+            key_start=bounds,
+            num_tokens=num_tokens,
+            num_keys=num_tokens,
+            max_query=length,
+            max_key=length,
+            block_tables=self.state.rows.block_tables,
+            slots=bounds[:-1],
+        )
+        plans = {window: VarlenPrefill(window=window, fresh=part, behind=()) for window in self.windows}
+        hidden = self.model.forward(self._batch(inputs, 0, {}, plans), self.kv_cache.layers)
+        logits = self.model.logits(hidden[: self.max_num_seqs])
+        # penalties and log-probabilities work on float32
+        logits.float()
+
+    @torch.inference_mode()
+    def launch(self, step: Step) -> CudaTicket:
+        """Give a step to the device and return."""
+        for slot in step.left:
+            self.sampler.state.leave(slot)
+        self.kv_cache.swap(step.swap_out, step.swap_in)
+        if not step.num_tokens:
+            return CudaTicket(self._record_event(), torch.empty(0, dtype=torch.int64), None, None, {})
+        for chunk in step.prefill_chunks:
+            if chunk.join:
+                self._join(chunk.sequence)
+        packed = self._packer.pack(step)
+        # after the host's work: where the device waited for it, that is no part of the step
+        begin = record_timed_event() if self.step_events is not None else None
+        numbers = self._send(packed)
+        slots = packed.numbers[packed.slots.place]
+        features = Feature(int(np.bitwise_or.reduce(self._features[slots], initial=0)))
+        prompt_logprobs: dict[int, list[LogprobRows]] = {}
+        if packed.prefill is None:
+            sampled: Sampled | None = self._decode(packed, features)
+        else:
+            hidden = self._forward_mixed(packed.num_decodes, packed.prefill, numbers)
+            prompt_logprobs = self._prompt_logprobs(step, packed.prefill, hidden)
+            sampled = self._sample_mixed(packed, packed.prefill, hidden, numbers, features)
+        return self._ticket(packed, sampled, prompt_logprobs, begin)
+
+    def _join(self, sequence: Sequence) -> None:
+        self.sampler.state.remember(sequence.slot, sequence.params, sequence.prompt, sequence.output)
+        self._features[sequence.slot] = sequence.params.features
+
+    def _send(self, packed: PackedStep) -> Tensor:
+        numbers = packed.numbers
+        if packed.prefill is None and self.graphs is not None:
+            # rows of padding belong to the last slot
+            padding = self.graphs.size_for(packed.num_decodes) - packed.num_decodes
+            if padding:
+                tail = np.full(padding, self.max_num_seqs, dtype=np.int32)
+                numbers = np.concatenate([numbers[: packed.num_decodes], tail, numbers[packed.num_decodes :]])
+        else:
+            padding = 0
+        sent = self._upload.send(numbers)
+        others = sent[padding:]
+        if packed.joins.count:
+            join_slots(self.state.rows, others[packed.joins.place].view(-1, JOIN_COLUMNS))
+        if packed.places.count:
+            scatter(self.state.rows.block_tables, others[packed.places.place], others[packed.blocks.place])
+        if packed.prefill is not None:
+            prefill = packed.prefill
+            scatter(self.state.rows.num_computed, others[prefill.moved.place], others[prefill.computed.place])
+        return sent
+
+    def _decode(self, packed: PackedStep, features: Feature) -> Sampled:
+        count = packed.num_decodes
+        if features & EAGER_SAMPLING:
+            kind = Sampling.LOGITS
+        else:
+            kind = Sampling.RANDOM if features & Feature.RANDOM else Sampling.GREEDY
+        if self.graphs is not None:
+            self.graphs.replay(self.graphs.size_for(count), kind)
+        else:
+            self._decode_rows(count, kind)
+        if kind is not Sampling.LOGITS:
+            return Sampled(self.state.token_ids[:count])
+        assert self._logits is not None
+        return self.sampler.sample(self._logits[:count], packed.numbers[packed.slots.place].tolist(), features)
+
+    def _decode_rows(self, count: int, sampling: Sampling) -> None:
+        """One decode step over the static buffers: what a graph holds."""
+        slots = self._upload.buffer[:count]
+        inputs = self.state.inputs.rows(count)
+        begin_decode(self.state.rows, slots, inputs, self.block_size)
+        batch = self._batch(inputs, count, self._decode_plans(slots, inputs, count), {})
+        logits = self.model.logits(self.model.forward(batch, self.kv_cache.layers))
+        if sampling is Sampling.LOGITS:
+            self._keep_logits(logits)
+        else:
+            self._pick(logits, slots, self.state.token_ids[:count], sampling)
+
+    def _pick(self, logits: Tensor, slots: Tensor, token_ids: Tensor, sampling: Sampling) -> None:
+        logits = logits[:, : self.sampler.vocab_size]
+        if sampling is Sampling.GREEDY:
+            token_ids.copy_(argmax(logits))
+        else:
+            rows = self.state.rows
+            token_ids.copy_(sample_slots(logits, slots, rows.knobs, rows.top_k, rows.streams, rows.positions))
+        end_step(self.state.rows, slots, token_ids)
+
+    def _keep_logits(self, logits: Tensor) -> None:
+        if self._logits is None:
+            self._logits = logits.new_empty(self.max_num_seqs, logits.shape[1])
+        self._logits[: len(logits)].copy_(logits)
+
+    def _forward_mixed(self, count: int, prefill: PackedPrefill, sent: Tensor) -> Tensor:
+        inputs = self.state.inputs.rows(count + prefill.num_tokens)
+        decodes = inputs.rows(count)
+        if count:
+            begin_decode(self.state.rows, sent[:count], decodes, self.block_size)
+        inputs.input_ids[count:].copy_(sent[prefill.input_ids.place])
+        inputs.positions[count:].copy_(sent[prefill.positions.place])
+        inputs.slot_mapping[count:].copy_(sent[prefill.slot_mapping.place])
+        decode = self._decode_plans(sent[:count], decodes, count) if count else {}
+        batch = self._batch(inputs, count, decode, self._prefill_plans(prefill, sent))
+        return self.model.forward(batch, self.kv_cache.layers)
+
+    def _sample_mixed(
+        self, packed: PackedStep, prefill: PackedPrefill, hidden: Tensor, sent: Tensor, features: Feature
+    ) -> Sampled | None:
+        if not packed.slots.count:
+            return None
+        # the head runs over the rows that sample alone
+        logits = self.model.logits(hidden.index_select(0, sent[prefill.sample_rows.place]))
+        if features & EAGER_SAMPLING:
+            return self.sampler.sample(logits, packed.numbers[packed.slots.place].tolist(), features)
+        token_ids = self.state.token_ids[: packed.slots.count]
+        kind = Sampling.RANDOM if features & Feature.RANDOM else Sampling.GREEDY
+        self._pick(logits, sent[packed.slots.place], token_ids, kind)
+        return Sampled(token_ids)
+
+    def _batch(
+        self,
+        inputs: DecodeInputs,
+        num_decodes: int,
+        decode: dict[int | None, PagedDecode],
+        prefill: dict[int | None, VarlenPrefill],
+    ) -> ForwardBatch:
+        return ForwardBatch(
+            input_ids=inputs.input_ids,
+            positions=inputs.positions,
+            slot_mapping=inputs.slot_mapping,
+            num_decodes=num_decodes,
+            decode=decode,
+            prefill=prefill,
+        )
+
+    def _decode_plans(self, slots: Tensor, inputs: DecodeInputs, count: int) -> dict[int | None, PagedDecode]:
+        splits = num_splits_for(count, self.model.config.num_kv_heads, self.max_model_len)
+        config = self.model.config
+        return {
+            window: plan_paged_decode(
+                self.state.rows.block_tables,
+                slots,
+                inputs.seq_lens,
+                window,
+                splits,
+                self._workspace,
+                config.num_heads,
+                config.head_dim,
+            )
+            for window in self.windows
+        }
+
+    def _prefill_plans(self, prefill: PackedPrefill, sent: Tensor) -> dict[int | None, VarlenPrefill]:
+        fresh = self._part(prefill.fresh, sent) if prefill.fresh is not None else None
+        behind = tuple(self._part(sections, sent) for sections in prefill.behind)
+        return {window: VarlenPrefill(window=window, fresh=fresh, behind=behind) for window in self.windows}
+
+    def _part(self, sections: PrefillSections, sent: Tensor) -> VarlenPart:
+        return VarlenPart(
+            query_start=sent[sections.query_start.place],
+            key_start=sent[sections.key_start.place],
+            num_tokens=sections.num_tokens,
+            num_keys=sections.num_keys,
+            max_query=sections.max_query,
+            max_key=sections.max_key,
+            block_tables=self.state.rows.block_tables,
+            slots=sent[sections.slots.place],
+        )
+
+    def _prompt_logprobs(self, step: Step, prefill: PackedPrefill, hidden: Tensor) -> dict[int, list[LogprobRows]]:
+        found = {}
+        places = range(step.num_decodes, step.num_decodes + len(step.prefill_chunks))
+        for index, chunk, first in zip(places, step.prefill_chunks, prefill.first_rows, strict=True):
+            top = chunk.sequence.params.prompt_logprobs
+            # the prompt's last token predicts the answer, which is no part of the prompt
+            count = min(chunk.start + chunk.length, chunk.sequence.num_prompt_tokens - 1) - chunk.start
+            if top is not None and count > 0:
+                following = torch.from_numpy(chunk.sequence.prompt[chunk.start + 1 : chunk.start + 1 + count])
+                rows = hidden[first : first + count]
+                pieces = zip(
+                    torch.split(rows, PROMPT_LOGPROB_ROWS), torch.split(following, PROMPT_LOGPROB_ROWS), strict=True
+                )
+                found[index] = [
+                    self.sampler.prompt_logprobs(self.model.logits(rows), ids, top).map(to_host) for rows, ids in pieces
+                ]
+        return found
+
+    def _ticket(
+        self,
+        packed: PackedStep,
+        sampled: Sampled | None,
+        prompt_logprobs: dict[int, list[LogprobRows]],
+        begin: Event | None,
+    ) -> CudaTicket:
+        if begin is not None and self.step_events is not None:
+            self.step_events.append((begin, record_timed_event()))
+        order = packed.prefill.order if packed.prefill is not None else None
+        token_ids = to_host(sampled.token_ids) if sampled is not None else torch.empty(0, dtype=torch.int64)
+        if sampled is not None and sampled.logprobs is not None:
+            sampled = Sampled(token_ids, sampled.logprobs.map(to_host))
+        else:
+            sampled = None
+        return CudaTicket(self._record_event(), token_ids, order, sampled, prompt_logprobs)
+
+
+def _reordered(values: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.int64]:
+    out = np.empty_like(values)
+    out[places] = values
+    return out
+
+
+def _read(pieces: SequenceOf[LogprobRows]) -> list[TokenLogprob]:
+    return [entry for piece in pieces for entry in piece.read() if entry is not None]

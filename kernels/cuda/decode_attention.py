@@ -1,0 +1,323 @@
+"""
+Decode attention on a GPU: one program reads a stretch of one sequence's keys and values.
+
+The rows of a tile are gathered through the block table, so that a tile may span blocks. The query
+heads of a KV head share what is read, as rows of one product. A tile may be cut into streams: each
+has its own tokens or KV head, its own running maximum and its own sum, and streams meet after the
+loop only, so that warps which hold a stream each never wait for one another's maxima.
+
+Sources: Kwon et al. 2023, arXiv:2309.06180; Dao et al. 2023, "Flash-Decoding" (splits).
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.configs import tuned
+from kernels.decode_attention import PagedDecode
+
+# finite, so that the difference of two is never NaN
+LOWEST = tl.constexpr(-1.0e30)
+LOG2_E = 1.4426950408889634
+# float16 would lose probabilities times small scales of values among its subnormals
+VALUE_GAIN = tl.constexpr(1024.0)
+LARGEST_HALF = tl.constexpr(65504.0)
+DOT_DTYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
+
+
+def decode_attention_triton(
+    query: Tensor,
+    kv_cache: Tensor,
+    plan: PagedDecode,
+    scale: float,
+    *,
+    softcap: float = 0.0,
+    kv_scales: Tensor | None = None,
+) -> Tensor:
+    group_size = query.shape[1] // kv_cache.shape[2]
+    dtype = str(kv_cache.dtype).removeprefix("torch.")
+    config = tuned("decode_attention", head_dim=query.shape[2], group_size=group_size, dtype=dtype)
+    return launch(query, kv_cache, plan, scale, softcap, kv_scales, config)
+
+
+def launch(
+    query: Tensor,
+    kv_cache: Tensor,
+    plan: PagedDecode,
+    scale: float,
+    softcap: float,
+    kv_scales: Tensor | None,
+    config: dict[str, int],
+) -> Tensor:
+    """
+    Attend with a given configuration.
+
+    Args:
+        config: "tile", the tokens that a stream reads at once, 16 at least; "slices", the streams
+            of a KV head; "heads", KV heads of a program, 1 where they do not divide evenly;
+            "warps", as many as streams or, of one stream, any; "stages": block numbers are fetched
+            ahead of keys, so 3 and 4 hold one tile of keys and values, 5 and 6 two, 7 and 8 three.
+    """
+    num_seqs, num_heads, head_dim = query.shape
+    num_kv_heads = kv_cache.shape[2]
+    assert query.stride(2) == 1
+    assert kv_cache.stride(4) == 1
+    heads = config["heads"] if num_kv_heads % config["heads"] == 0 else 1
+
+    out = torch.empty(num_seqs, num_heads, head_dim, dtype=query.dtype, device=query.device)
+    parts, lses = plan.partial_outputs, plan.partial_lses
+    split = parts is not None
+    scales = kv_cache if kv_scales is None else kv_scales
+    # without a cap the scale takes scores to powers of two, with one to those of the tangent
+    exponent = LOG2_E * scale * (2.0 / softcap if softcap else 1.0)
+    _decode_kernel[(num_kv_heads // heads, num_seqs, plan.num_splits)](
+        parts if split else out,
+        lses,
+        query,
+        kv_cache,
+        kv_scales,
+        plan.block_tables,
+        plan.slots,
+        plan.seq_lens,
+        plan.window or 2**30,
+        plan.num_splits,
+        exponent,
+        LOG2_E * softcap,
+        *query.stride()[:2],
+        *kv_cache.stride()[:4],
+        *scales.stride()[:3],
+        plan.block_tables.stride(0),
+        **constants(query, kv_cache, config),
+        HEADS=heads,
+        SOFTCAP=softcap > 0,
+        SCALED=kv_scales is not None,
+        SPLIT=split,
+        num_warps=config["warps"],
+        num_stages=config["stages"],
+    )
+    if split:
+        _reduce_kernel[(num_heads, num_seqs)](
+            out,
+            parts,
+            lses,
+            plan.num_splits,
+            HEAD_DIM=head_dim,
+            BLOCK_D=triton.next_power_of_2(head_dim),
+            BLOCK_SPLITS=triton.next_power_of_2(plan.num_splits),
+            num_warps=1 if plan.num_splits <= 8 else 4,
+        )
+    return out
+
+
+def constants(query: Tensor, kv_cache: Tensor, config: dict[str, int]) -> dict[str, Any]:
+    """What of shapes, dtypes and configuration the kernel is compiled for."""
+    group_size = query.shape[1] // kv_cache.shape[2]
+    # fp8 becomes float16 by one instruction for two values; bfloat16 takes three
+    dot_dtype = DOT_DTYPES.get(kv_cache.dtype, tl.float16)
+    return {
+        "GROUP_SIZE": group_size,
+        "HEAD_DIM": query.shape[2],
+        "BLOCK_SIZE": kv_cache.shape[3],
+        # 16 rows are the least that matrix instructions take
+        "BLOCK_M": max(16, triton.next_power_of_2(group_size)),
+        "BLOCK_D": max(16, triton.next_power_of_2(query.shape[2])),
+        "TILE": config["tile"],
+        "SLICES": config["slices"],
+        "DOT_DTYPE": dot_dtype,
+        "PRECISION": "ieee" if dot_dtype == tl.float32 else "tf32",
+    }
+
+
+@triton.jit(do_not_specialize=["window", "num_splits", "table_stride"])
+def _decode_kernel(
+    out,
+    lses,
+    query,
+    kv_cache,
+    kv_scales,
+    block_tables,
+    slots,
+    seq_lens,
+    window,
+    num_splits,
+    scale,
+    softcap,
+    query_seq_stride,
+    query_head_stride,
+    cache_half_stride,
+    cache_block_stride,
+    cache_head_stride,
+    cache_token_stride,
+    scale_half_stride,
+    scale_block_stride,
+    scale_head_stride,
+    table_stride,
+    GROUP_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    TILE: tl.constexpr,
+    HEADS: tl.constexpr,
+    SLICES: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    SCALED: tl.constexpr,
+    SPLIT: tl.constexpr,
+    DOT_DTYPE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    first_head = tl.program_id(0) * HEADS
+    seq = tl.program_id(1)
+    STEP: tl.constexpr = TILE * SLICES
+    seq_len = tl.load(seq_lens + seq)
+    # the newest token sees the last `window` tokens: no key in the range needs a mask
+    first = tl.maximum(seq_len - window, 0)
+    share = tl.cdiv(tl.cdiv(seq_len - first, num_splits), STEP) * STEP
+    start = first + tl.program_id(2) * share
+    stop = tl.minimum(start + share, seq_len)
+    if SPLIT and start >= stop:
+        places, members = _places(num_splits, GROUP_SIZE, BLOCK_M, HEADS)
+        tl.store(lses + places, tl.full(places.shape, LOWEST, tl.float32), mask=members < GROUP_SIZE)
+        return
+    table = block_tables + tl.load(slots + seq).to(tl.int64) * table_stride
+
+    heads, offsets = _streams(first_head, TILE, HEADS, SLICES)
+    dims = tl.arange(0, BLOCK_D)
+    rows = tl.arange(0, BLOCK_M)
+    q = tl.load(
+        query
+        + seq.to(tl.int64) * query_seq_stride
+        + tl.expand_dims(heads * GROUP_SIZE + rows, -1) * query_head_stride
+        + dims,
+        mask=(rows < GROUP_SIZE)[:, None] & (dims < HEAD_DIM)[None, :],
+        other=0.0,
+    )
+    if q.dtype != DOT_DTYPE:
+        q = tl.minimum(tl.maximum(q.to(tl.float32), -LARGEST_HALF), LARGEST_HALF)
+    q = q.to(DOT_DTYPE)
+
+    highest = tl.full(q.shape[:-1], LOWEST, tl.float32)
+    total = tl.zeros(q.shape[:-1], tl.float32)
+    acc = tl.zeros(q.shape, tl.float32)
+    for begin in range(start, stop, STEP):
+        positions = begin + offsets
+        seen = positions < stop
+        # what lies past the end may never have been written: the last token is read in its place
+        positions = tl.minimum(positions, stop - 1)
+        blocks = tl.load(table + positions // BLOCK_SIZE).to(tl.int64)
+        places = blocks * cache_block_stride + heads * cache_head_stride + positions % BLOCK_SIZE * cache_token_stride
+        tokens = kv_cache + tl.expand_dims(places, -1) + dims
+        if BLOCK_D == HEAD_DIM:
+            k = tl.load(tokens)
+            v = tl.load(tokens + cache_half_stride)
+        else:
+            k = tl.load(tokens, mask=dims < HEAD_DIM, other=0.0)
+            v = tl.load(tokens + cache_half_stride, mask=dims < HEAD_DIM, other=0.0)
+
+        scores = tl.dot(q, _transposed(k.to(DOT_DTYPE)), input_precision=PRECISION) * scale
+        if SCALED:
+            scaling = kv_scales + blocks * scale_block_stride + heads * scale_head_stride + positions % BLOCK_SIZE
+            scores *= tl.expand_dims(tl.load(scaling), -2)
+        if SOFTCAP:
+            scores = softcap - 2.0 * softcap / (tl.exp2(scores) + 1.0)
+        scores = tl.where(tl.expand_dims(seen, -2), scores, LOWEST)
+        raised = tl.maximum(highest, tl.max(scores, -1))
+        weights = tl.exp2(scores - tl.expand_dims(raised, -1))
+        decay = tl.exp2(highest - raised)
+        total = total * decay + tl.sum(weights, -1)
+        if SCALED:
+            value_scales = tl.minimum(tl.load(scaling + scale_half_stride) * VALUE_GAIN, LARGEST_HALF)
+            weights *= tl.expand_dims(value_scales, -2)
+        acc = tl.dot(weights.to(DOT_DTYPE), v.to(DOT_DTYPE), acc * tl.expand_dims(decay, -1), input_precision=PRECISION)
+        highest = raised
+    if SCALED:
+        acc *= 1.0 / VALUE_GAIN
+    _finish(out, lses, highest, total, acc, num_splits, GROUP_SIZE, HEAD_DIM, BLOCK_M, BLOCK_D, HEADS, SLICES, SPLIT)
+
+
+@triton.jit
+def _streams(first_head, TILE: tl.constexpr, HEADS: tl.constexpr, SLICES: tl.constexpr):
+    """The KV head of each stream, and the tokens it has of a step."""
+    if HEADS * SLICES == 1:
+        heads = first_head + tl.zeros([1], tl.int32)
+        offsets = tl.arange(0, TILE)
+    else:
+        streams = tl.arange(0, HEADS * SLICES)
+        heads = (first_head + streams % HEADS)[:, None]
+        offsets = (streams // HEADS * TILE)[:, None] + tl.arange(0, TILE)[None, :]
+    return heads, offsets
+
+
+@triton.jit
+def _transposed(tile):
+    return tl.trans(tile) if len(tile.shape) == 2 else tl.permute(tile, 0, 2, 1)
+
+
+@triton.jit
+def _places(num_splits, GROUP_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, HEADS: tl.constexpr):
+    """The row of the output that each row of a program's result is, and its place in its group."""
+    rows = tl.arange(0, HEADS * BLOCK_M)
+    members = rows % BLOCK_M
+    heads = (tl.program_id(0) * HEADS + rows // BLOCK_M) * GROUP_SIZE + members
+    num_heads = tl.num_programs(0) * HEADS * GROUP_SIZE
+    return (tl.program_id(1) * num_heads + heads).to(tl.int64) * num_splits + tl.program_id(2), members
+
+
+@triton.jit
+def _finish(
+    out,
+    lses,
+    highest,
+    total,
+    acc,
+    num_splits,
+    GROUP_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    HEADS: tl.constexpr,
+    SLICES: tl.constexpr,
+    SPLIT: tl.constexpr,
+):
+    """Join the slices of each head, and write its output or, of a split, its part of it."""
+    highest = tl.reshape(highest, [SLICES, HEADS * BLOCK_M])
+    total = tl.reshape(total, [SLICES, HEADS * BLOCK_M])
+    acc = tl.reshape(acc, [SLICES, HEADS * BLOCK_M, BLOCK_D])
+    peak = tl.max(highest, 0)
+    decay = tl.exp2(highest - peak[None, :])
+    # a sequence of no tokens gives zeros
+    total = tl.maximum(tl.sum(total * decay, 0), 1.0e-30)
+    acc = tl.sum(acc * tl.expand_dims(decay, -1), 0) / total[:, None]
+
+    places, members = _places(num_splits, GROUP_SIZE, BLOCK_M, HEADS)
+    dims = tl.arange(0, BLOCK_D)
+    mask = (members < GROUP_SIZE)[:, None] & (dims < HEAD_DIM)[None, :]
+    tl.store(out + places[:, None] * HEAD_DIM + dims[None, :], acc.to(out.dtype.element_ty), mask=mask)
+    if SPLIT:
+        tl.store(lses + places, peak + tl.log2(total), mask=members < GROUP_SIZE)
+
+
+@triton.jit(do_not_specialize=["num_splits"])
+def _reduce_kernel(
+    out,
+    parts,
+    lses,
+    num_splits,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_SPLITS: tl.constexpr,
+):
+    row = tl.program_id(1).to(tl.int64) * tl.num_programs(0) + tl.program_id(0)
+    splits = tl.arange(0, BLOCK_SPLITS)
+    dims = tl.arange(0, BLOCK_D)
+    places = row * num_splits + splits
+    logs = tl.load(lses + places, mask=splits < num_splits, other=LOWEST)
+    # an empty split wrote no output
+    mask = (logs > LOWEST)[:, None] & (dims < HEAD_DIM)[None, :]
+    part = tl.load(parts + places[:, None] * HEAD_DIM + dims[None, :], mask=mask, other=0.0)
+    weights = tl.exp2(logs - tl.max(logs, 0))
+    joined = tl.sum(part * weights[:, None], 0) / tl.sum(weights, 0)
+    tl.store(out + row * HEAD_DIM + dims, joined.to(out.dtype.element_ty), mask=dims < HEAD_DIM)

@@ -1,0 +1,200 @@
+"""Head norms, rotary position embedding and the cache write on a GPU, in one launch."""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.rope import HeadNorms
+
+# elements of a program: 16 a thread, one wide load of each half of a head in half precision
+TILE = 2048
+NUM_WARPS = 4
+
+
+def rope_and_store_triton(
+    qkv: Tensor,
+    rotation: tuple[Tensor, Tensor],
+    slot_mapping: Tensor,
+    kv_cache: Tensor,
+    num_heads: int,
+    norms: HeadNorms | None = None,
+    kv_scales: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """
+    See `kernels.rope.rope_and_store`.
+
+    Args:
+        kv_scales: [2, num_blocks, num_kv_heads, block_size] float32, for a cache of float8_e4m3fn
+            and for that alone: what a token's head was divided by before it was stored,
+            its largest magnitude / 448.
+    """
+    _, _, num_kv_heads, block_size, head_dim = kv_cache.shape
+    num_tokens, heads_per_token = len(qkv), num_heads + 2 * num_kv_heads
+    cos, sin = rotation
+    assert qkv.stride(1) == cos.stride(2) == sin.stride(2) == kv_cache.stride(4) == 1, "heads must be adjacent memory"
+    assert (kv_scales is not None) == (kv_cache.dtype.itemsize == 1), "an 8-bit cache, and no other, has scales"
+
+    half = cos.shape[2] // 2
+    tail = head_dim - 2 * half
+    half_pad, tail_pad = triton.next_power_of_2(half), triton.next_power_of_2(tail) if tail else 0
+    # no part has fewer elements than there are threads: two that held the same one, and change it in
+    # place, could read it before and after
+    rows_per_program = max(
+        TILE // triton.next_power_of_2(2 * half_pad + tail_pad), NUM_WARPS * 32 // min(half_pad, tail_pad or half_pad)
+    )
+    num_rows = num_tokens * heads_per_token
+    _rope_and_store_kernel[(-(-num_rows // rows_per_program),)](
+        qkv,
+        cos,
+        sin,
+        slot_mapping,
+        kv_cache,
+        kv_scales,
+        None if norms is None else norms.query,
+        None if norms is None else norms.key,
+        0.0 if norms is None else norms.eps,
+        num_rows,
+        num_heads,
+        num_kv_heads,
+        qkv.stride(0),
+        cos.stride(0),
+        sin.stride(0),
+        *kv_cache.stride()[:4],
+        *((0, 0, 0) if kv_scales is None else kv_scales.stride()[:3]),
+        HEAD_DIM=head_dim,
+        HALF=half,
+        BLOCK_SIZE=block_size,
+        ROWS=rows_per_program,
+        HALF_PAD=half_pad,
+        TAIL_PAD=tail_pad,
+        num_warps=NUM_WARPS,
+    )
+    query, key, value = qkv.view(num_tokens, heads_per_token, head_dim).split(
+        (num_heads, num_kv_heads, num_kv_heads), dim=1
+    )
+    return query, key, value
+
+
+@triton.jit(do_not_specialize=["num_rows", "num_heads", "num_kv_heads"])
+def _rope_and_store_kernel(
+    qkv,
+    cos,
+    sin,
+    slot_mapping,
+    kv_cache,
+    kv_scales,
+    query_weight,
+    key_weight,
+    eps,
+    num_rows,
+    num_heads,
+    num_kv_heads,
+    qkv_stride,
+    cos_stride,
+    sin_stride,
+    cache_part_stride,
+    cache_block_stride,
+    cache_head_stride,
+    cache_token_stride,
+    scale_part_stride,
+    scale_block_stride,
+    scale_head_stride,
+    HEAD_DIM: tl.constexpr,
+    HALF: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+    HALF_PAD: tl.constexpr,
+    TAIL_PAD: tl.constexpr,
+):
+    # a row is one head of one token: no program is half empty, whatever the number of heads
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    in_range = rows < num_rows
+    heads_per_token = num_heads + 2 * num_kv_heads
+    tokens, heads = (rows // heads_per_token).to(tl.int64), rows % heads_per_token
+    is_query, is_value = heads < num_heads, heads >= num_heads + num_kv_heads
+
+    # the two halves of the rotated part apart: a thread holds both elements of its pairs
+    pairs = tl.arange(0, HALF_PAD)
+    in_half = (pairs < HALF)[None, :]
+    mask = in_range[:, None] & in_half
+    source = qkv + (tokens * qkv_stride + heads * HEAD_DIM)[:, None]
+    first = tl.load(source + pairs[None, :], mask=mask, other=0.0)
+    second = tl.load(source + HALF + pairs[None, :], mask=mask, other=0.0)
+    if TAIL_PAD > 0:
+        past = 2 * HALF + tl.arange(0, TAIL_PAD)
+        tail_mask = in_range[:, None] & (past < HEAD_DIM)[None, :]
+        tail = tl.load(source + past[None, :], mask=tail_mask, other=0.0)
+
+    if query_weight is not None:
+        squares = _sum_of_squares(first) + _sum_of_squares(second)
+        if TAIL_PAD > 0:
+            squares += _sum_of_squares(tail)
+        scale = tl.rsqrt(squares / HEAD_DIM + eps)[:, None]
+        asked, plain = is_query[:, None], is_value[:, None]
+        in_row = pairs < HALF
+        first = _norm_part(first, scale, query_weight, key_weight, pairs, in_row, asked, plain)
+        second = _norm_part(second, scale, query_weight, key_weight, HALF + pairs, in_row, asked, plain)
+        if TAIL_PAD > 0:
+            tail = _norm_part(tail, scale, query_weight, key_weight, past, past < HEAD_DIM, asked, plain)
+
+    turns = mask & ~is_value[:, None]
+    angle = tl.load(cos + (tokens * cos_stride)[:, None] + pairs[None, :], mask=turns, other=1.0)
+    # the second half of the sines is the plain one; a value turns by no angle
+    lift = tl.load(sin + (tokens * sin_stride)[:, None] + HALF + pairs[None, :], mask=turns, other=0.0)
+    x, y = first.to(tl.float32), second.to(tl.float32)
+    first, second = (x * angle - y * lift).to(first.dtype), (y * angle + x * lift).to(first.dtype)
+    tl.store(source + pairs[None, :], first, mask=turns)
+    tl.store(source + HALF + pairs[None, :], second, mask=turns)
+    if TAIL_PAD > 0 and query_weight is not None:
+        tl.store(source + past[None, :], tail, mask=tail_mask & ~is_value[:, None])
+
+    slots = tl.load(slot_mapping + tokens, mask=in_range & ~is_query, other=-1)
+    written = slots >= 0
+    parts = is_value.to(tl.int64)
+    cache_heads = heads - num_heads - tl.where(is_value, num_kv_heads, 0)
+    blocks, offsets = slots // BLOCK_SIZE, slots % BLOCK_SIZE
+    if kv_scales is not None:
+        largest = tl.maximum(_largest(first), _largest(second))
+        if TAIL_PAD > 0:
+            largest = tl.maximum(largest, _largest(tail))
+        # a head of zeros has a scale too
+        scales = tl.maximum(largest / 448.0, 1e-12)
+        place = parts * scale_part_stride + blocks * scale_block_stride + cache_heads * scale_head_stride + offsets
+        tl.store(kv_scales + place, scales, mask=written)
+        first, second = _divide(first, scales), _divide(second, scales)
+        if TAIL_PAD > 0:
+            tail = _divide(tail, scales)
+    place = parts * cache_part_stride + blocks * cache_block_stride
+    place += cache_heads * cache_head_stride + offsets * cache_token_stride
+    target = kv_cache + place[:, None]
+    tl.store(target + pairs[None, :], first.to(kv_cache.dtype.element_ty), mask=written[:, None] & in_half)
+    tl.store(target + HALF + pairs[None, :], second.to(kv_cache.dtype.element_ty), mask=written[:, None] & in_half)
+    if TAIL_PAD > 0:
+        tl.store(target + past[None, :], tail.to(kv_cache.dtype.element_ty), mask=written[:, None] & tail_mask)
+
+
+@triton.jit
+def _sum_of_squares(part):
+    wide = part.to(tl.float32)
+    return tl.sum(wide * wide, axis=1)
+
+
+@triton.jit
+def _norm_part(part, scale, query_weight, key_weight, cols, mask, is_query, is_value):
+    """Scale, cast, and multiply by the weight of the row's kind; values stay."""
+    query_scale = tl.load(query_weight + cols, mask=mask, other=0.0).to(tl.float32)[None, :]
+    key_scale = tl.load(key_weight + cols, mask=mask, other=0.0).to(tl.float32)[None, :]
+    normed = (part.to(tl.float32) * scale).to(part.dtype).to(tl.float32)
+    normed = (normed * tl.where(is_query, query_scale, key_scale)).to(part.dtype)
+    return tl.where(is_value, part, normed)
+
+
+@triton.jit
+def _largest(part):
+    return tl.max(tl.abs(part.to(tl.float32)), axis=1)
+
+
+@triton.jit
+def _divide(part, scales):
+    # rounding can pass the largest float8 by a hair
+    return tl.minimum(tl.maximum(part.to(tl.float32) / scales[:, None], -448.0), 448.0)

@@ -1,0 +1,58 @@
+"""Keys and values of cached tokens, from scattered blocks to adjacent rows."""
+
+import torch
+from torch import Tensor
+
+
+def gather_kv(
+    kv_cache: Tensor,
+    block_tables: Tensor,
+    slots: Tensor,
+    key_start: Tensor,
+    num_keys: int,
+    kv_scales: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor]:
+    """
+    Copy each sequence's first cached tokens to adjacent rows, sequence after sequence.
+
+    Args:
+        kv_cache: [2, num_blocks, num_kv_heads, block_size, head_dim].
+        block_tables: [num_slots, max_blocks] int32.
+        slots: [num_seqs] int32, each sequence's row of `block_tables`.
+        key_start: [num_seqs + 1] int32: sequence i is copied to the rows from key_start[i] to
+            key_start[i + 1], so their difference says how many tokens of it.
+        num_keys: key_start[num_seqs], for a device is not asked.
+        kv_scales: [2, num_blocks, num_kv_heads, block_size] float32, what each token's head of
+            an 8-bit cache is multiplied by; None for a cache of another dtype.
+        out_dtype: None for that of the cache.
+
+    Returns:
+        Keys and values, each [num_keys, num_kv_heads, head_dim], contiguous.
+    """
+    if kv_cache.is_cuda:
+        from kernels.cuda.gather_kv import gather_kv_triton
+
+        return gather_kv_triton(kv_cache, block_tables, slots, key_start, num_keys, kv_scales, out_dtype)
+    return gather_kv_reference(kv_cache, block_tables, slots, key_start, num_keys, kv_scales, out_dtype)
+
+
+def gather_kv_reference(
+    kv_cache: Tensor,
+    block_tables: Tensor,
+    slots: Tensor,
+    key_start: Tensor,
+    num_keys: int,
+    kv_scales: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor]:
+    block_size = kv_cache.shape[3]
+    tokens = torch.arange(num_keys, device=kv_cache.device)
+    rows = torch.searchsorted(key_start, tokens, right=True) - 1
+    positions = tokens - key_start[rows]
+    blocks, offsets = block_tables[slots[rows], positions // block_size].long(), positions % block_size
+    gathered = kv_cache[:, blocks, :, offsets]
+    if kv_scales is not None:
+        gathered = gathered.float() * kv_scales[:, blocks, :, offsets][..., None]
+    keys, values = gathered.to(out_dtype or kv_cache.dtype).unbind(1)
+    return keys.contiguous(), values.contiguous()

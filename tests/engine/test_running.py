@@ -1,0 +1,85 @@
+"""The columns of what runs."""
+
+import numpy as np
+import pytest
+
+from engine.entries import Entry
+from engine.request import Request, Sequence, Step
+from engine.running import Running
+from engine.sampling_params import SamplingParams
+
+
+def entry_of(arrival: int, *, length: int = 6, limit: int = 20) -> Entry:
+    sequence = Sequence(Request(f"r{arrival}", np.arange(length, dtype=np.int32), SamplingParams()), 0)
+    sequence.block_table = [2 * arrival + 1, 2 * arrival + 2]
+    sequence.num_computed = length - 1
+    return Entry(sequence, (0, arrival), limit)
+
+
+def joined(running: Running, *arrivals: int, limit: int = 20) -> list[Entry]:
+    entries = [entry_of(arrival, limit=limit) for arrival in arrivals]
+    for entry in entries:
+        running.join(entry)
+    return entries
+
+
+def test_a_sequence_and_its_slot_are_one() -> None:
+    """What either side counts the other one reads, and a sequence takes its numbers with it when it leaves."""
+    running = Running(3)
+    (entry,) = joined(running, 0)
+    sequence = entry.sequence
+    running.advance(running.slots)
+    sequence.num_tokens += 2
+
+    assert (9, 6) == (running.num_tokens[sequence.slot], running.num_computed[sequence.slot])
+    running.leave(entry, launched=1)
+    joined(running, 1)
+
+    assert (9, 6, 3) == (sequence.num_tokens, sequence.num_computed, sequence.num_in_flight)
+    assert (0,) == running.take_left()
+
+
+def test_slots_stand_in_the_order_of_urgency() -> None:
+    """However sequences come and go, rows are theirs from the most urgent to the least."""
+    running = Running(4)
+    entries = joined(running, 5, 2, 9, 1)
+    running.leave(entries[1], launched=0)
+    entries += joined(running, 3)
+
+    assert [1, 3, 5, 9] == [entry.order[1] for entry in running.entries]
+    assert [entry.sequence.slot for entry in running.entries] == running.slots.tolist()
+    running.check(block_size=4)
+
+
+def test_the_last_token_is_known_before_it_is_sampled() -> None:
+    """The step that samples the last token that an answer may have says so."""
+    running = Running(2)
+    joined(running, 0, limit=8)
+    joined(running, 1, limit=9)
+
+    last = [running.advance(running.slots).last.tolist() for _ in range(2)]
+
+    assert [[False, False], [True, False]] == last
+
+
+def test_the_rows_that_have_gone_are_found() -> None:
+    """A slot given up since the launch counts as gone, also when another sequence has it by now."""
+    running = Running(2)
+    old, young = joined(running, 0, 1)
+    running.leave(young, launched=3)
+    (heir,) = joined(running, 2)
+    before = Step(3, (), decodes=running.advance(running.slots))
+    after = Step(4, (), decodes=before.decodes)
+
+    assert old.sequence.slot != heir.sequence.slot
+    assert ([1], []) == (running.gone(before), running.gone(after))
+
+
+def test_check_says_both_sides() -> None:
+    """A table that grew behind the column's back is found."""
+    running = Running(2)
+    (entry,) = joined(running, 0)
+    entry.sequence.block_table.append(9)
+
+    with pytest.raises(AssertionError, match=r"has \(6, 5, 20, 3\) and its slot"):
+        running.check(block_size=4)

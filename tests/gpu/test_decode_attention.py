@@ -1,0 +1,95 @@
+"""Decode attention on the GPU against float64, at real sizes."""
+
+import pytest
+import torch
+
+from kernels.cuda.decode_attention import launch
+from kernels.decode_attention import decode_attention, num_splits_for, paged_decode_reference
+from tests.support.numerics import assert_near
+from tests.support.paged import PagedBatch, paged_batch
+
+FP8 = torch.float8_e4m3fn
+SEQ_LENS = [1, 15, 16, 17, 255, 1000, 2049, 640]
+
+
+def batch_of(num_kv_heads: int, head_dim: int, dtype: torch.dtype, block_size: int = 16) -> PagedBatch:
+    torch.manual_seed(0)
+    return paged_batch(
+        SEQ_LENS, num_kv_heads=num_kv_heads, head_dim=head_dim, block_size=block_size, dtype=dtype, device="cuda"
+    )
+
+
+def check(batch: PagedBatch, query: torch.Tensor, window: int | None, num_splits: int, softcap: float = 0.0) -> None:
+    plan, scale = batch.plan(query.shape[1], window, num_splits), query.shape[2] ** -0.5
+
+    actual = decode_attention(query, batch.kv_cache, plan, scale, softcap=softcap, kv_scales=batch.kv_scales)
+
+    expected = paged_decode_reference(
+        query.double(), batch.kv_cache, plan, scale, softcap=softcap, kv_scales=batch.kv_scales
+    )
+    assert_near(expected, actual, None if batch.kv_scales is None else 1e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, FP8], ids=str)
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
+@pytest.mark.parametrize(("num_kv_heads", "group_size"), [(8, 4), (2, 7), (3, 1), (1, 8)])
+def test_equals_float64(dtype: torch.dtype, head_dim: int, num_kv_heads: int, group_size: int) -> None:
+    """
+    In every dtype, with and without splits.
+    """
+    batch = batch_of(num_kv_heads, head_dim, dtype)
+    query_dtype = torch.bfloat16 if dtype == FP8 else dtype
+    query = torch.randn(len(SEQ_LENS), num_kv_heads * group_size, head_dim, device="cuda").to(query_dtype)
+
+    for num_splits in (1, 8):
+        check(batch, query, None, num_splits)
+
+
+@pytest.mark.parametrize("num_splits", [1, 2, 32])
+@pytest.mark.parametrize("window", [None, 1, 100])
+@pytest.mark.parametrize("softcap", [0.0, 3.0])
+def test_windows_and_caps(num_splits: int, window: int | None, softcap: float) -> None:
+    """
+    A window hides what is older, and a cap bends the scores, in blocks of 32 too.
+    """
+    batch = batch_of(4, 128, torch.bfloat16, block_size=32)
+    query = 3 * torch.randn(len(SEQ_LENS), 16, 128, dtype=torch.bfloat16, device="cuda")
+
+    check(batch, query, window, num_splits, softcap)
+
+
+@pytest.mark.parametrize("streams", [(16, 4, 1, 4), (32, 2, 2, 4), (16, 1, 2, 2), (32, 1, 1, 1), (128, 1, 1, 8)])
+@pytest.mark.parametrize("stages", [3, 5, 7])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, FP8], ids=str)
+def test_streams(streams: tuple[int, int, int, int], stages: int, dtype: torch.dtype) -> None:
+    """
+    However tokens and heads are dealt out to warps, the result is the same.
+    """
+    batch = batch_of(2, 64, dtype)
+    query = torch.randn(len(SEQ_LENS), 14, 64, dtype=torch.bfloat16, device="cuda")
+    plan = batch.plan(14)
+    config = dict(zip(("tile", "slices", "heads", "warps"), streams, strict=True)) | {"stages": stages}
+
+    actual = launch(query, batch.kv_cache, plan, 0.125, 0.0, batch.kv_scales, config)
+
+    expected = paged_decode_reference(query.double(), batch.kv_cache, plan, 0.125, kv_scales=batch.kv_scales)
+    assert_near(expected, actual, 1e-2 if dtype == FP8 else None)
+
+
+def test_a_graph_follows_the_lengths() -> None:
+    """
+    A captured call is replayed for other lengths and other slots.
+    """
+    batch = batch_of(2, 128, torch.bfloat16)
+    query = torch.randn(len(SEQ_LENS), 8, 128, dtype=torch.bfloat16, device="cuda")
+    plan = batch.plan(8, None, num_splits_for(len(SEQ_LENS), 2, 2049))
+    decode_attention(query, batch.kv_cache, plan, 0.088)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = decode_attention(query, batch.kv_cache, plan, 0.088)
+
+    batch.seq_lens.copy_(batch.seq_lens.flip(0))
+    batch.slots.copy_(batch.slots.flip(0))
+    graph.replay()
+
+    assert_near(paged_decode_reference(query.double(), batch.kv_cache, plan, 0.088), out)

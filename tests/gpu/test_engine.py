@@ -1,0 +1,111 @@
+"""Whole answers on the card: those of the CPU, with graphs and without, alone and in company."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine.config import EngineConfig
+from engine.llm_engine import LLMEngine
+from engine.load import load_engine
+from engine.request import Request
+from engine.sampling_params import SamplingParams
+from tests.support import tiny_tokenizers
+from tests.support.answers import assert_same_answers, make_requests, run_all
+from tests.support.tiny_models import VOCAB, save_tiny_model
+
+Load = Callable[..., LLMEngine]
+
+
+@pytest.fixture(scope="module", params=["qwen3", "llama with biases", "mistral", "qwen2 with windows"])
+def load(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Load:
+    folder: Path = tmp_path_factory.mktemp("model")
+    save_tiny_model(request.param, folder)
+    tiny_tokenizers.save(tiny_tokenizers.byte_level(), folder)
+    base = EngineConfig(
+        model=folder,
+        dtype="float32",
+        load_format="auto",
+        block_size=16,
+        max_num_seqs=12,
+        max_num_batched_tokens=48,
+        max_model_len=256,
+        kv_cache_bytes=32 << 20,
+        swap_space_bytes=32 << 20,
+    )
+
+    def make(device: str = "cuda", **settings: object) -> LLMEngine:
+        return load_engine(replace(base, device=device, **settings))  # type: ignore[arg-type]
+
+    return make
+
+
+def small_cache(load: Load, **settings: object) -> LLMEngine:
+    """An engine that has to preempt: room for about a third of what runs."""
+    per_block = load().kv_tokens
+    assert per_block
+    return load(kv_cache_bytes=(32 << 20) * 17 * 16 // per_block, max_model_len=128, **settings)
+
+
+def test_answers_are_those_of_the_cpu(load: Load) -> None:
+    """
+    Greedy and drawn, with penalties, biases, log-probabilities, chunks and cached prefixes.
+    """
+    requests = make_requests(seed=4)
+
+    assert_same_answers(run_all(load("cpu"), requests), run_all(load(), requests))
+
+
+def test_graphs_change_nothing(load: Load) -> None:
+    """
+    The same kernels, launched one by one.
+    """
+    requests = make_requests(seed=5)
+
+    assert_same_answers(run_all(load(cuda_graphs=False), requests), run_all(load(), requests))
+
+
+def test_alone_is_as_in_company(load: Load) -> None:
+    """
+    A seed's draws do not depend on who else runs.
+    """
+    requests = make_requests(seed=6)
+    engine = load()
+    together = run_all(engine, requests)
+
+    alone = {}
+    for request in requests:
+        engine.reset_prefix_cache()
+        alone |= run_all(engine, [request])
+
+    assert_same_answers(alone, together)
+
+
+@pytest.mark.parametrize("mode", ["swap", "recompute"])
+def test_preemption_changes_nothing(load: Load, mode: str) -> None:
+    """
+    Blocks that went to pinned memory and came back, or were computed again, with steps in flight.
+    """
+    requests = make_requests(seed=7)
+    engine = small_cache(load, preemption=mode)
+
+    actual = run_all(engine, requests)
+
+    assert engine.stats().num_preemptions
+    assert_same_answers(run_all(load("cpu", max_model_len=128), requests), actual)
+
+
+def test_every_batch_size_has_its_graph(load: Load) -> None:
+    """
+    Padding rows disturb nobody: batches of 1 to 12, each as the eager engine answers it.
+    """
+    random = np.random.default_rng(1)
+    prompts = [random.integers(4, VOCAB, 5 + index).astype(np.int32) for index in range(12)]
+    params = SamplingParams(max_tokens=20, ignore_eos=True)
+    graphs, eager = load(), load(cuda_graphs=False)
+    for count in range(1, 13):
+        requests = [Request(str(index), prompt, params) for index, prompt in enumerate(prompts[:count])]
+
+        assert_same_answers(run_all(eager, requests), run_all(graphs, requests))

@@ -1,0 +1,128 @@
+"""What the compiler makes of the decode kernel for an H200."""
+
+from typing import Any
+
+import pytest
+import torch
+import triton
+
+from kernels.configs import tuned
+from kernels.cuda.decode_attention import _decode_kernel, _reduce_kernel, constants
+from tests.support.compile import MAX_SHARED_BYTES, Compiled, compile_sm90
+
+TYPES = {
+    torch.bfloat16: "*bf16",
+    torch.float16: "*fp16",
+    torch.float32: "*fp32",
+    torch.float8_e4m3fn: "*fp8e4nv",
+}
+SIGNATURE = {
+    "lses": "*fp32",
+    "kv_scales": "*fp32",
+    "block_tables": "*i32",
+    "slots": "*i32",
+    "seq_lens": "*i32",
+    "window": "i32",
+    "num_splits": "i32",
+    "scale": "fp32",
+    "softcap": "fp32",
+    "query_seq_stride": "i32:16",
+    "query_head_stride": "i32:16",
+    "cache_half_stride": "i64:16",
+    "cache_block_stride": "i32:16",
+    "cache_head_stride": "i32:16",
+    "cache_token_stride": "i32:16",
+    "scale_half_stride": "i32:16",
+    "scale_block_stride": "i32:16",
+    "scale_head_stride": "i32:16",
+    "table_stride": "i32",
+}
+
+
+def compile_decode(
+    head_dim: int, dtype: torch.dtype, *, split: bool = False, softcap: bool = False, **config: int
+) -> Compiled:
+    """With the configuration that untuned GPUs get, but for what is given."""
+    group_size = 4
+    name = str(dtype).removeprefix("torch.")
+    chosen = tuned("decode_attention", head_dim=head_dim, group_size=group_size, dtype=name) | config
+    query = torch.empty(1, 2 * group_size, head_dim, dtype=dtype if dtype.itemsize > 1 else torch.bfloat16)
+    cache = torch.empty(2, 1, 2, 16, head_dim, device="meta", dtype=dtype)
+    signature = SIGNATURE | {"out": TYPES[torch.float32 if split else query.dtype], "query": TYPES[query.dtype]}
+    fixed: dict[str, Any] = constants(query, cache, chosen) | {
+        "HEADS": chosen["heads"],
+        "SOFTCAP": softcap,
+        "SCALED": dtype.itemsize == 1,
+        "SPLIT": split,
+    }
+    if not split:
+        fixed["lses"] = None
+    if dtype.itemsize > 1:
+        fixed["kv_scales"] = None
+    return compile_sm90(
+        _decode_kernel, signature | {"kv_cache": TYPES[dtype]}, fixed, chosen["warps"], chosen["stages"]
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize("head_dim", [64, 80, 128, 256])
+def test_keeps_what_it_needs_in_registers(head_dim: int, dtype: torch.dtype) -> None:
+    """
+    The default configurations spill nothing, and leave room for two thread blocks at least.
+    """
+    compiled = compile_decode(head_dim, dtype)
+
+    assert 0 == compiled.spills
+    assert compiled.shared <= MAX_SHARED_BYTES // 2
+    assert compiled.registers * 32 * compiled.num_warps <= 65536 // 2
+    assert compiled.count("mma.sync") > 0
+
+
+@pytest.mark.parametrize("options", [{"split": True}, {"softcap": True}], ids=str)
+def test_variants_spill_nothing(options: dict[str, Any]) -> None:
+    """
+    Splits and caps cost no registers that are not there.
+    """
+    assert 0 == compile_decode(128, torch.bfloat16, **options).spills
+
+
+def test_float32_is_not_rounded_to_tf32() -> None:
+    """
+    Products of float32 take no matrix instructions.
+    """
+    compiled = compile_decode(64, torch.float32)
+
+    assert 0 == compiled.spills
+    assert 0 == compiled.count("mma.sync")
+
+
+@pytest.mark.parametrize("streams", [{"slices": 4, "heads": 1}, {"slices": 2, "heads": 2}], ids=str)
+def test_streams_keep_to_their_warps(streams: dict[str, int]) -> None:
+    """
+    With a stream for each warp, the loop exchanges nothing among warps: no weights go through shared memory.
+    """
+    compiled = compile_decode(64, torch.bfloat16, tile=32, warps=4, stages=5, **streams)
+
+    assert 0 == compiled.spills
+    assert 0 == compiled.count("stmatrix")
+    assert compiled.count("ldmatrix") > 0
+
+
+def test_reads_sixteen_bytes_at_a_time() -> None:
+    """
+    Keys and values are copied asynchronously, in the widest pieces there are.
+    """
+    compiled = compile_decode(128, torch.bfloat16)
+
+    # a tile of 128 tokens by 4 warps: 32 pieces a thread, once before the loop and once in it
+    assert 64 == sum("cp.async.cg" in line and "0x10" in line for line in compiled.ptx.splitlines())
+
+
+def test_the_reduction_spills_nothing() -> None:
+    """
+    Neither does what joins the most splits there are.
+    """
+    signature = {"out": "*bf16", "parts": "*fp32", "lses": "*fp32", "num_splits": "i32"}
+    fixed = {"HEAD_DIM": 128, "BLOCK_D": triton.next_power_of_2(128), "BLOCK_SPLITS": 32}
+
+    assert 0 == compile_sm90(_reduce_kernel, signature, fixed, num_warps=4).spills

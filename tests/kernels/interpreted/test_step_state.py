@@ -1,0 +1,111 @@
+"""The bookkeeping of slots: the kernels do what their references do, padding rows and all."""
+
+from dataclasses import fields
+
+import numpy as np
+import pytest
+import torch
+
+from kernels.cuda.step_state import begin_decode_triton, end_step_triton, join_slots_triton, scatter_triton
+from kernels.step_state import (
+    JOIN_COLUMNS,
+    KNOBS,
+    DecodeInputs,
+    SlotRows,
+    begin_decode_reference,
+    end_step_reference,
+    join_slots_reference,
+    scatter_reference,
+)
+
+NUM_SLOTS = 9
+
+
+def make_rows(seed: int) -> SlotRows:
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*shape: int, below: int = 60, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+        return torch.randint(0, below, shape, generator=generator, dtype=dtype)
+
+    return SlotRows(
+        num_computed=draw(NUM_SLOTS),
+        last_token=draw(NUM_SLOTS, dtype=torch.int64),
+        block_tables=draw(NUM_SLOTS, 5, below=1 << 30),
+        positions=draw(NUM_SLOTS),
+        streams=draw(NUM_SLOTS, 2),
+        top_k=draw(NUM_SLOTS),
+        knobs=torch.rand(NUM_SLOTS, 6, generator=generator),
+    )
+
+
+def make_inputs(count: int) -> DecodeInputs:
+    ids, positions, slots = (torch.full((count,), -7) for _ in range(3))
+    return DecodeInputs(ids, positions, slots, torch.full((count,), -7, dtype=torch.int32))
+
+
+def assert_equal(expected: object, actual: object) -> None:
+    for field in fields(expected):  # type: ignore[arg-type]
+        assert torch.equal(getattr(expected, field.name), getattr(actual, field.name)), field.name
+
+
+@pytest.mark.parametrize("slots", [[3], [0, 5, 2, 7], [4, 8, 8, 8], [8] * 3])
+def test_begin_decode(slots: list[int]) -> None:
+    """
+    Tokens, positions and cache slots are looked up; the last slot's rows write nothing.
+    """
+    expected, actual = make_rows(1), make_rows(1)
+    want, got = make_inputs(len(slots)), make_inputs(len(slots))
+    index = torch.tensor(slots, dtype=torch.int32)
+
+    begin_decode_reference(expected, index, want, 16)
+    begin_decode_triton(actual, index, got, 16)
+
+    assert_equal(want, got)
+    assert_equal(expected, actual)
+    assert [slot == NUM_SLOTS - 1 for slot in slots] == (got.slot_mapping == -1).tolist()
+
+
+def test_end_step() -> None:
+    """
+    A row that failed gets token 0; positions advance.
+    """
+    expected, actual = make_rows(2), make_rows(2)
+    slots, tokens = torch.tensor([6, 1, 3], dtype=torch.int32), torch.tensor([150_000, -1, 7])
+
+    end_step_reference(expected, slots, tokens)
+    end_step_triton(actual, slots, tokens)
+
+    assert_equal(expected, actual)
+    assert [150_000, 0, 7] == actual.last_token[slots.long()].tolist()
+
+
+def test_join_slots() -> None:
+    """
+    Integers and the bits of floats reach their tensors.
+    """
+    expected, actual = make_rows(3), make_rows(3)
+    random = np.random.default_rng(0)
+    joins = random.integers(-(2**31), 2**31, (2, JOIN_COLUMNS), dtype=np.int64).astype(np.int32)
+    joins[:, 0] = [7, 2]
+    joins[:, KNOBS:] = random.random((2, 6), dtype=np.float32).view(np.int32)
+
+    join_slots_reference(expected, torch.from_numpy(joins))
+    join_slots_triton(actual, torch.from_numpy(joins))
+
+    assert_equal(expected, actual)
+
+
+@pytest.mark.parametrize("count", [1, 7, 300])
+def test_scatter(count: int) -> None:
+    """
+    More places than a program has lanes, too.
+    """
+    target = torch.zeros(20, 31, dtype=torch.int32)
+    places = torch.randperm(target.numel(), generator=torch.Generator().manual_seed(count))[:count].int()
+    values = torch.arange(1, count + 1, dtype=torch.int32)
+    expected = target.clone()
+
+    scatter_reference(expected, places, values)
+    scatter_triton(target, places, values)
+
+    assert torch.equal(expected, target)

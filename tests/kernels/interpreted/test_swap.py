@@ -1,0 +1,25 @@
+"""Swaps under overlapped steps: blocks leave for the host and come back while tokens are in flight."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.answers import assert_same_answers, make_requests, run_all
+from tests.support.cuda_engine import make_engine
+from tests.support.tiny_models import save_tiny_model
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_answers_survive_swaps(tmp_path: Path, depth: int) -> None:
+    """
+    An engine that runs short of blocks answers as one that has plenty.
+    """
+    save_tiny_model("qwen3", tmp_path)
+    requests = make_requests(seed=3)
+    expected = run_all(make_engine(tmp_path, cuda=False), requests)
+    engine = make_engine(tmp_path, cuda=True, depth=depth, mode="swap", num_blocks=40)
+
+    actual = run_all(engine, requests)
+
+    assert_same_answers(expected, actual)
+    assert engine.stats().num_preemptions

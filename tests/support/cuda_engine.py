@@ -1,0 +1,85 @@
+"""An engine with the CUDA runner whose device is the CPU: references, or the interpreter, stand in for kernels."""
+
+from pathlib import Path
+
+import torch
+
+from engine.block_manager import BlockManager
+from engine.cuda.kv_cache import CudaKVCache
+from engine.cuda.model_runner import CudaModelRunner
+from engine.cuda.transfer import Event
+from engine.kv_cache import CacheShape, KVCache
+from engine.llm_engine import LLMEngine
+from engine.model.loader import load_model
+from engine.model_runner import ModelRunner
+from engine.output import OutputProcessor
+from engine.policy import PreemptionPolicy
+from engine.sampler import Sampler
+from engine.scheduler import Scheduler
+from engine.state import SamplingState
+from tests.support.tiny_models import VOCAB
+
+MAX_NUM_SEQS = 6
+MAX_MODEL_LEN = 128
+BLOCK_SIZE = 4
+CPU = torch.device("cpu")
+
+
+class Passed:
+    """An event on a device that has always done everything."""
+
+    def record(self) -> None:
+        """It has come already."""
+
+    def synchronize(self) -> None:
+        """Nothing to wait for."""
+
+
+def record_event() -> Event:
+    return Passed()
+
+
+def make_engine(
+    folder: Path, *, cuda: bool, num_blocks: int = 200, budget: int = 40, mode: str = "auto", depth: int = 2
+) -> LLMEngine:
+    model, config = load_model(folder, dtype=torch.float32, max_model_len=MAX_MODEL_LEN)
+    shape = CacheShape(
+        num_layers=config.num_layers,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        block_size=BLOCK_SIZE,
+        num_blocks=num_blocks,
+        num_host_blocks=num_blocks,
+        dtype=torch.float32,
+    )
+    state = SamplingState(max_num_seqs=MAX_NUM_SEQS + cuda, vocab_size=VOCAB, eos_token_ids=[3])
+    sampler = Sampler(state, VOCAB)
+    runner: CudaModelRunner | ModelRunner
+    if cuda:
+        runner = CudaModelRunner(
+            model,
+            CudaKVCache(shape, CPU),
+            sampler,
+            max_num_seqs=MAX_NUM_SEQS,
+            max_num_batched_tokens=budget,
+            max_model_len=MAX_MODEL_LEN,
+            record_event=record_event,
+        )
+    else:
+        runner = ModelRunner(model, KVCache(shape), sampler, state)
+    return LLMEngine(
+        scheduler=Scheduler(
+            BlockManager(num_blocks=num_blocks, block_size=BLOCK_SIZE, num_host_blocks=num_blocks),
+            max_num_seqs=MAX_NUM_SEQS,
+            max_num_batched_tokens=budget,
+            max_model_len=MAX_MODEL_LEN,
+            preemption=PreemptionPolicy(mode),
+        ),
+        runner=runner,
+        outputs=OutputProcessor(None, [3], MAX_MODEL_LEN),
+        tokenizer=None,
+        vocab_size=VOCAB,
+        model_name="tiny",
+        fingerprint="",
+        depth=depth if cuda else 1,
+    )
