@@ -16,17 +16,16 @@ import argparse
 import itertools
 import json
 import math
-import os
 import statistics
 import time
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor, wait
 from dataclasses import dataclass
-from multiprocessing import get_context
 
 import torch
 from torch import Tensor
 
+from benchmarks.bandwidth import copy_bandwidth
+from benchmarks.compiling import faults_of
 from kernels.configs import tuned
 from kernels.cuda.decode_attention import launch
 from kernels.decode_attention import PagedDecode, num_splits_for, plan_paged_decode
@@ -37,7 +36,6 @@ BLOCK_SIZE = 16
 COLD_BYTES = 256 << 20
 MAX_LAYERS = 64
 SWEEP_CASES = ((256, 1024), (256, 4096))
-COPY_BYTES = 4 << 30
 
 Config = dict[str, int]
 
@@ -141,17 +139,6 @@ def measure(case: Case, config: Config, repeats: int) -> float:
     return seconds_of(lambda: case.attend(config, num_calls), repeats) / num_calls
 
 
-def copy_bandwidth() -> float:
-    """Bytes a second, read and written."""
-    source = torch.empty(COPY_BYTES, dtype=torch.uint8, device="cuda").random_()
-    target = torch.empty_like(source)
-
-    def copy() -> None:
-        target.copy_(source)
-
-    return 2 * COPY_BYTES / seconds_of(copy, 10)
-
-
 def config_of(shape: Shape) -> Config:
     key = {"head_dim": shape.head_dim, "group_size": shape.group_size, "dtype": shape.cache_dtype}
     return tuned("decode_attention", **key)
@@ -171,33 +158,22 @@ def candidates(shape: Shape) -> list[Config]:
     return configs
 
 
-def attempt(shape: Shape, config: Config) -> str | None:
-    """Compile a configuration into the cache on disk, and run it; why not, where it fails."""
-    try:
-        # strides that 16 divides and numbers of blocks like those of a real batch
-        make_case(shape, 2, 16 * BLOCK_SIZE, 1, num_layers=1).attend(config, 1)
-        torch.cuda.synchronize()
-    except Exception as error:  # a compiler fails in many ways, and each costs its candidate alone
-        return f"{type(error).__name__}: {error}"[:200]
-    return None
+def attempt(shape: Shape, config: Config) -> None:
+    """Compile a configuration into the cache on disk, and run it."""
+    # strides that 16 divides and numbers of blocks like those of a real batch
+    make_case(shape, 2, 16 * BLOCK_SIZE, 1, num_layers=1).attend(config, 1)
+    torch.cuda.synchronize()
 
 
 def compile_all(shapes: list[Shape], patience_s: float) -> dict[Shape, list[Config]]:
     """The candidates that compile in time, in processes of their own: Python's part is half of it."""
     pairs = [(shape, config) for shape in shapes for config in candidates(shape)]
     working: dict[Shape, list[Config]] = {shape: [] for shape in shapes}
-    pool = ProcessPoolExecutor(min(16, os.cpu_count() or 1), mp_context=get_context("spawn"))
-    futures = [pool.submit(attempt, *pair) for pair in pairs]
-    wait(futures, timeout=patience_s)
-    for (shape, config), future in zip(pairs, futures, strict=True):
-        fault = "out of time"
-        if future.done():
-            fault = future.result() if future.exception() is None else "the process died"
+    for (shape, config), fault in zip(pairs, faults_of(attempt, pairs, patience_s), strict=True):
         if fault is None:
             working[shape].append(config)
         else:
             print(json.dumps({"shape": repr(shape), "skipped": config, "because": fault}), flush=True)
-    pool.shutdown(wait=False, cancel_futures=True)
     return working
 
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from benchmarks.bandwidth import copy_bandwidth
 from kernels.activation import silu_mul
 from kernels.cuda.copy_blocks import BlockSwapper
 from kernels.cuda.rope import rope_and_store_triton
@@ -173,15 +174,8 @@ def report_swaps(num_blocks: int = 256) -> None:
             print(json.dumps(line), flush=True)
 
 
-def copy_bytes_s() -> float:
-    """Bytes read and written in a second by a copy of 1 GiB."""
-    source = torch.empty(1 << 30, dtype=torch.int8, device="cuda")
-    target = torch.empty_like(source)
-    return 2 * source.nbytes / replayed_s(lambda: target.copy_(source))
-
-
 def main() -> None:
-    limit = copy_bytes_s()
+    limit = copy_bandwidth()
     print(json.dumps({"kernel": "copy", "bytes_s": limit}), flush=True)
     report_kernels(limit)
     report_swaps()

@@ -95,7 +95,7 @@ def _look(blocks: BlockManager, sequences: Sequence[EngineSequence]) -> Moment:
 
 def _complete(scheduler: Scheduler, step: Step) -> None:
     for sequence, _ in scheduler.complete(step, [_TOKEN] * len(step.sampling)):
-        if len(sequence.output) == sequence.params.max_tokens:
+        if sequence.num_output == sequence.params.max_tokens:
             scheduler.finish(sequence, FinishReason.LENGTH)
 
 

@@ -121,10 +121,16 @@ class BlockManager:
         self.hit_tokens += num_cached
         return num_cached
 
-    def grow(self, sequence: Sequence) -> None:
-        """Give a running sequence one more block; needs a free one."""
-        table = sequence.block_table
-        table += self._take(sequence, 1, after=table[-1])
+    def grow(self, sequences: Iterable[Sequence]) -> None:
+        """Give each of these running sequences one more block; needs as many free ones."""
+        references, hashes = self._references, self._hashes
+        tables = [sequence.block_table for sequence in sequences]
+        taken = self._free.pop_behind([table[-1] for table in tables], room=MAX_ROOM)
+        for table, block in zip(tables, taken, strict=True):
+            table.append(block)
+            references[block] = 1
+            if hashes[block] is not None:
+                self._forget(block)
 
     def commit(self, sequence: Sequence, num_tokens: int) -> None:
         """Put the full blocks of the first `num_tokens` tokens, all known and computed, in the prefix cache."""
@@ -150,12 +156,21 @@ class BlockManager:
         self._hashes = [None] * self.num_blocks
 
     def discard(self, sequence: Sequence) -> None:
-        """Forget the cached content of a sequence's blocks: it is not to be trusted."""
+        """Forget the cached content of a sequence's blocks, and share no more of it: it is not to be trusted."""
         for block in sequence.block_table:
             self._forget(block)
+        sequence.num_known_at_start = sequence.num_tokens
 
     def free(self, sequence: Sequence) -> None:
-        """Take back all device and host blocks of a sequence, behind the newest launched step."""
+        """
+        Take back all device and host blocks of a sequence, behind the newest launched step.
+
+        Blocks that its answer has filled are shared from now on. Before, nobody could ask for them: a
+        prompt that contains an answer comes after it.
+        """
+        if sequence.block_table and sequence.num_known > sequence.num_known_at_start:
+            # the last known token is computed by the step in flight, if at all
+            self.commit(sequence, sequence.num_known - 1)
         self._stop_computing(sequence)
         # tail first: the end of a prefix is worth less than its beginning
         self._fence(self._launched, sequence.block_table[::-1], sequence.host_blocks)
@@ -270,13 +285,14 @@ class BlockManager:
         count = self.num_blocks_for(sequence.num_tokens) - len(matched)
         sequence.block_table = matched + self._take(sequence, count, after=matched[-1] if matched else 0)
         sequence.num_committed = len(matched)
+        sequence.num_known_at_start = sequence.num_known
         if self._reads_cache(sequence):
             for name in sequence.block_hashes[len(matched) : self._num_shareable(sequence)]:
                 self._computing.setdefault(name, sequence)
         return len(matched)
 
     def _take(self, sequence: Sequence, count: int, *, after: int) -> list[int]:
-        room = min(MAX_ROOM, (sequence.request.params.max_tokens - len(sequence.output)) // self.block_size)
+        room = min(MAX_ROOM, (sequence.request.params.max_tokens - sequence.num_output) // self.block_size)
         taken = self._free.pop(count, after=after, room=room)
         references, hashes = self._references, self._hashes
         for block in taken:

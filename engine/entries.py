@@ -59,7 +59,7 @@ class Arrived:
     The tokens of a completed step, by sequence that is still alive, in the order of `Step.sampling`.
 
     Args:
-        sequences: Each with its token appended to the output, unless that is -1.
+        sequences: Each with its token appended to the output, unless that is -1; not to be changed.
         token_ids: [len(sequences)] int64; -1 where the logits were not finite.
         last: [len(sequences)] bool: the answer ends by length with this token.
     """

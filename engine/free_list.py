@@ -1,5 +1,7 @@
 """The free blocks, least recently used first, with removal from the middle in constant time."""
 
+from collections.abc import Iterable
+
 # what neither a link nor a list end can be
 _ABSENT = -1
 # the age of content that is not cheap however old it is
@@ -77,6 +79,32 @@ class FreeList:
             block += 1
         return taken
 
+    def pop_behind(self, blocks: Iterable[int], *, room: int) -> list[int]:
+        """
+        Take one block for each of these: the one that follows it where that is a cheap one.
+
+        Needs that many on the list.
+
+        Args:
+            room: As in `pop`, for a block that begins a run.
+        """
+        # `_is_cheap` and `remove`, written out: it is done for many tables in each step
+        links, back, ages = self._next, self._previous, self._age
+        end, oldest_dear = len(links), self._oldest_dear
+        taken: list[int] = []
+        for last in blocks:
+            block = last + 1
+            if block == end or links[block] == _ABSENT or ages[block] >= oldest_dear:
+                block = self._run_start()
+                self._rotor = block + 1 + room
+            before, after = back[block], links[block]
+            links[before] = after
+            back[after] = before
+            links[block] = back[block] = _ABSENT
+            taken.append(block)
+        self._size -= len(taken)
+        return taken
+
     def check(self) -> None:
         """Walk the list both ways; raise AssertionError when it is not whole."""
         for links in (self._next, self._previous):
@@ -94,11 +122,15 @@ class FreeList:
         self._size += 1
 
     def _is_cheap(self, block: int) -> bool:
-        # free, and empty or neither kept nor among the youngest quarter of the list
+        # free, and empty or neither kept nor young
         if not 0 < block < len(self._next) or self._next[block] == _ABSENT:
             return False
-        age = self._age[block]
-        return not age or self._pushes - age >= self._size // 4
+        return self._age[block] < self._oldest_dear
+
+    @property
+    def _oldest_dear(self) -> int:
+        # the youngest quarter of the list is not cheap; what has no content always is
+        return max(1, self._pushes - self._size // 4 + 1)
 
     def _run_start(self) -> int:
         # a cheap block a little behind where the last run was to end, or else the oldest

@@ -210,7 +210,7 @@ class LLMEngine:
     def num_started(self, request_id: str) -> int:
         """Answers of a request that have computed something; 0 also when it is not here."""
         live = self._live.get(request_id)
-        return sum(1 for s in live.sequences if s.num_computed or s.output) if live else 0
+        return sum(1 for s in live.sequences if s.num_computed or s.num_output) if live else 0
 
     def capacity(self) -> Capacity:
         """What could be added now and start at once."""

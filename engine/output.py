@@ -78,7 +78,7 @@ class OutputProcessor:
         for position, token_id in enumerate(sequence.output):
             reason = self._advance(sequence, token_id, position + 1)
             if reason is not None:
-                del sequence.output[position + 1 :]
+                sequence.truncate(position + 1)
                 return reason
         return None
 
@@ -101,7 +101,7 @@ class OutputProcessor:
         """
         if logprob is not None:
             self._logprobs[sequence].append(logprob)
-        return self._advance(sequence, token_id, len(sequence.output))
+        return self._advance(sequence, token_id, sequence.num_output)
 
     def deltas(self, sequence: Sequence, *, ended: bool) -> list[TextDelta]:
         """New text for a streaming request, if there is any."""
@@ -112,7 +112,7 @@ class OutputProcessor:
             running.finish()
         text = running.take()
         request_id = sequence.request.request_id
-        return [TextDelta(request_id, sequence.index, text, len(sequence.output))] if text else []
+        return [TextDelta(request_id, sequence.index, text, sequence.num_output)] if text else []
 
     def completion(self, sequence: Sequence) -> Completion:
         """

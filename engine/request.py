@@ -1,6 +1,5 @@
 """What travels inside the engine: requests, the steps that advance them, and what comes out."""
 
-from array import array
 from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
@@ -71,6 +70,7 @@ class Sequence:
 
     __slots__ = (
         "_counts",
+        "_tokens",
         "block_hashes",
         "block_table",
         "finish_reason",
@@ -78,7 +78,7 @@ class Sequence:
         "index",
         "num_cached",
         "num_committed",
-        "output",
+        "num_known_at_start",
         "prompt",
         "request",
         "slot",
@@ -89,7 +89,6 @@ class Sequence:
         self.request = request
         self.index = index
         self.prompt = request.prompt
-        self.output: list[int] = list(request.resumed[index]) if request.resumed else []
         self.status = Status.WAITING
         self.finish_reason: FinishReason | None = None
 
@@ -100,12 +99,19 @@ class Sequence:
         # hashes of the full blocks whose tokens are known, in order
         self.block_hashes: list[bytes] = []
 
-        # [num_tokens, num_computed]
-        self._counts = np.array([len(self.prompt) + len(self.output), 0], dtype=np.int64)
+        # the known tokens, with room behind them for others
+        self._tokens = self.prompt
+        # [num_tokens, num_computed, num_known]
+        self._counts = np.array([len(self.prompt), 0, len(self.prompt)], dtype=np.int64)
+        if request.resumed:
+            self.extend(request.resumed[index])
+            self.num_tokens = self.num_known
         # prompt tokens found in the prefix cache when it was first admitted
         self.num_cached = 0
         # leading blocks that are in the prefix cache under their hash
         self.num_committed = 0
+        # what it knew when it was given its blocks: with the next token that comes, all of that is computed
+        self.num_known_at_start = 0
 
     @property
     def params(self) -> SamplingParams:
@@ -118,7 +124,18 @@ class Sequence:
     @property
     def num_known(self) -> int:
         """Tokens whose values are known here."""
-        return len(self.prompt) + len(self.output)
+        return int(self._counts[2])
+
+    @property
+    def num_output(self) -> int:
+        """Known tokens of the answer."""
+        return int(self._counts[2]) - len(self.prompt)
+
+    @property
+    def output(self) -> list[int]:
+        """The known tokens of the answer; a copy."""
+        tokens: list[int] = self._tokens[len(self.prompt) : self.num_known].tolist()
+        return tokens
 
     @property
     def num_tokens(self) -> int:
@@ -147,36 +164,59 @@ class Sequence:
     def finished(self) -> bool:
         return self.status is Status.FINISHED
 
+    def extend(self, token_ids: SequenceOf[int]) -> None:
+        """Make the next tokens of the answer known; for one whose tokens are not kept elsewhere."""
+        known = self.num_known
+        stop = known + len(token_ids)
+        if stop > len(self._tokens):
+            self.move_tokens(np.empty(2 * stop, dtype=np.int32))
+        self._tokens[known:stop] = token_ids
+        self._counts[2] = stop
+
+    def truncate(self, num_output: int) -> None:
+        """Forget the known tokens of the answer but the first `num_output`."""
+        self._counts[2] = min(self.num_known, len(self.prompt) + num_output)
+
     def move_counts(self, place: NDArray[np.int64]) -> None:
         """
-        Keep num_tokens and num_computed somewhere else from now on, with the values they have.
+        Keep num_tokens, num_computed and num_known somewhere else from now on, with the values they have.
 
         Args:
-            place: [2] int64; may be a view into a table of many sequences.
+            place: [3] int64; may be a view into a table of many sequences.
         """
         place[:] = self._counts
         self._counts = place
 
+    def move_tokens(self, place: TokenIds) -> None:
+        """
+        Keep the known tokens somewhere else from now on.
+
+        Args:
+            place: [num_known or more] int32; may be a row of a table of many sequences.
+        """
+        known = self.num_known
+        place[:known] = self._tokens[:known]
+        self._tokens = place
+
+    def keeps_tokens_in(self, table: TokenIds) -> bool:
+        """Whether the known tokens are kept in that table of many sequences."""
+        return self._tokens.base is table
+
     def token_ids(self, start: int, stop: int) -> TokenIds:
         """
-        The known tokens of positions start to stop.
+        The known tokens of positions start to stop; a copy.
 
         Raises:
             IndexError: when a position lies past the known tokens.
         """
         if stop > self.num_known:
             raise IndexError(f"position {stop - 1} of {self} is not known yet")
-        split = len(self.prompt)
-        if stop <= split:
-            return self.prompt[start:stop]
-        # by way of an array: three times faster for the tokens of a block
-        tail = np.array(array("i", self.output[max(0, start - split) : stop - split]), dtype=np.int32)
-        return tail if start >= split else np.concatenate([self.prompt[start:], tail])
+        return self._tokens[start:stop].copy()
 
     def __repr__(self) -> str:
         return (
             f"Sequence({self.request.request_id}#{self.index}, {self.status.value}, "
-            f"{self.num_prompt_tokens}+{len(self.output)}+{self.num_in_flight} tokens, "
+            f"{self.num_prompt_tokens}+{self.num_output}+{self.num_in_flight} tokens, "
             f"{self.num_computed} computed, {len(self.block_table)} blocks)"
         )
 
@@ -212,14 +252,14 @@ class Decodes:
     Chunks of one token that sample the next, of sequences that had their slots before: by column.
 
     Args:
-        sequences: In order.
-        slots: [num_decodes] int32; a sequence may leave its slot after the step was planned.
+        sequences: In order; not to be changed.
+        slots: [num_decodes] int64; a sequence may leave its slot after the step was planned.
         starts: [num_decodes] int64, the position of each one's token.
         last: [num_decodes] bool: the answer ends by length with the token that is sampled.
     """
 
     sequences: list[Sequence]
-    slots: NDArray[np.int32]
+    slots: NDArray[np.int64]
     starts: NDArray[np.int64]
     last: NDArray[np.bool_]
 
@@ -231,7 +271,7 @@ class Decodes:
         """Put such chunks, whose ends nobody knows, in columns."""
         return cls(
             sequences=[chunk.sequence for chunk in chunks],
-            slots=np.array([chunk.sequence.slot for chunk in chunks], dtype=np.int32),
+            slots=np.array([chunk.sequence.slot for chunk in chunks], dtype=np.int64),
             starts=np.array([chunk.start for chunk in chunks], dtype=np.int64),
             last=np.zeros(len(chunks), dtype=np.bool_),
         )
@@ -302,7 +342,7 @@ class Step:
     @property
     def decode_slots(self) -> NDArray[np.int32]:
         """[num_decodes] int32, in the order of `chunks`."""
-        return self.decodes.slots
+        return self.decodes.slots.astype(np.int32)
 
     @property
     def decode_starts(self) -> NDArray[np.int64]:

@@ -1,5 +1,6 @@
 """Who computes how many tokens in the next step: decodes, prompt chunks, admission and preemption."""
 
+from bisect import bisect_left
 from collections.abc import Sequence as SequenceOf
 from itertools import compress
 
@@ -159,7 +160,7 @@ class Scheduler:
 
     def complete(self, step: Step, token_ids: NDArray[np.int64] | SequenceOf[int]) -> Arrived:
         """
-        Take in the oldest step in flight: append its tokens, share its full blocks, release its fences.
+        Take in the oldest step in flight: append its tokens, share its prompts' blocks, release its fences.
 
         Args:
             token_ids: One per chunk of `step.sampling`; -1 where the logits were not finite.
@@ -170,14 +171,13 @@ class Scheduler:
         """
         assert step.step_id == self._completed + 1, f"step {step.step_id} completes after step {self._completed}"
         self._completed = step.step_id
-        gone = self._running.gone(step)
-        self._share(step, gone)
-        arrived = self._arrived(step, gone, np.asarray(token_ids, dtype=np.int64))
-        for sequence, token in zip(arrived.sequences, arrived.token_ids.tolist(), strict=True):
-            if token >= 0:
-                sequence.output.append(token)
-            else:
-                self.blocks.discard(sequence)
+        for chunk in step.prefill_chunks:
+            if chunk.sequence.status is Status.RUNNING:
+                self.blocks.commit(chunk.sequence, chunk.start + chunk.length)
+        arrived = self._arrived(step, np.asarray(token_ids, dtype=np.int64))
+        if arrived.token_ids.min(initial=0) < 0:
+            for row in np.flatnonzero(arrived.token_ids < 0).tolist():
+                self.blocks.discard(arrived.sequences[row])
         self.blocks.completed(step.step_id)
         return arrived
 
@@ -217,12 +217,12 @@ class Scheduler:
         # plans one token of every sequence that has a single one to compute; returns the other prompts
         running = self._running
         slots = running.slots
-        num_tokens, num_computed = running.num_tokens[slots], running.num_computed[slots]
+        num_tokens, num_computed, _, limits, num_blocks = running.counts()
         missing = num_tokens - num_computed
         # of those at their limit the last token is in flight
-        missing[num_tokens >= running.limits[slots]] = 0
-        full = num_computed == running.num_blocks[slots] * self.blocks.block_size
-        places = self._grow(plan, np.flatnonzero(missing == 1), full)
+        missing[num_tokens >= limits] = 0
+        full = num_computed == num_blocks * self.blocks.block_size
+        places = self._grow(plan, slots, np.flatnonzero(missing == 1), full)
         if len(places):
             plan.decodes = running.advance(slots[places])
             plan.budget -= len(places)
@@ -230,52 +230,55 @@ class Scheduler:
         # victims have left the end of the list
         return [running.entries[place].sequence for place in partials if place < len(running)]
 
-    def _grow(self, plan: Pass, places: NDArray[np.int64], full: NDArray[np.bool_]) -> NDArray[np.int64]:
+    def _grow(
+        self, plan: Pass, slots: NDArray[np.int64], places: NDArray[np.int64], full: NDArray[np.bool_]
+    ) -> NDArray[np.int64]:
         # gives a block to each place, in order, whose blocks are full; returns the places that can go, within budget
+        indices: list[int] = np.flatnonzero(full[places]).tolist()
+        if not indices:
+            return places[: plan.budget]
         running, blocks = self._running, self.blocks
-        grown: list[int] = []
+        ready = indices[: min(blocks.num_free_blocks, bisect_left(indices, plan.budget))]
+        growing = slots[places[ready]]
+        blocks.grow(running.sequences_of(growing))
+        running.num_blocks[growing] += 1
         stalled: list[int] = []
-        indices = np.flatnonzero(full[places])
-        for index, place in zip(indices.tolist(), places[indices].tolist(), strict=True):
-            if index - len(stalled) >= plan.budget or place >= len(running.entries):
+        for index in indices[len(ready) :]:
+            place = int(places[index])
+            if index - len(stalled) >= plan.budget or place >= len(running):
                 break
             entry = running.entries[place]
             if blocks.num_free_blocks or self._make_room(plan, entry):
-                blocks.grow(entry.sequence)
-                grown.append(entry.sequence.slot)
+                blocks.grow([entry.sequence])
+                running.num_blocks[entry.sequence.slot] += 1
             else:
                 stalled.append(index)
-        running.num_blocks[grown] += 1
         if stalled:
             places = np.delete(places, stalled)
         return places[: np.searchsorted(places, len(running))][: plan.budget]
 
-    def _share(self, step: Step, gone: list[int]) -> None:
-        # puts the blocks that a step has filled in the prefix cache, where their sequences have not let them go
-        decodes = step.decodes
-        stops = decodes.starts + 1
-        full = stops % self.blocks.block_size == 0
-        full[gone] = False
-        for row in np.flatnonzero(full).tolist():
-            self.blocks.commit(decodes.sequences[row], int(stops[row]))
-        for chunk in step.prefill_chunks:
-            if chunk.sequence.status is Status.RUNNING:
-                self.blocks.commit(chunk.sequence, chunk.start + chunk.length)
-
-    def _arrived(self, step: Step, gone: list[int], token_ids: NDArray[np.int64]) -> Arrived:
-        # the tokens of a step without those of sequences that have ended since it was launched
-        sequences, last = step.sampled, step.decodes.last
+    def _arrived(self, step: Step, token_ids: NDArray[np.int64]) -> Arrived:
+        # gives the tokens of a step to its sequences, and returns them without those that have ended since its launch
+        sequences, slots, last = step.sampled, step.decodes.slots, step.decodes.last
         assert len(token_ids) == len(sequences), f"step {step.step_id} sampled {len(sequences)} and got {token_ids}"
-        others = range(step.num_decodes, len(sequences))
+        left = self._running.gone(step)
+        others = sequences[step.num_decodes :]
         if others:
             # an answer whose first token fills it
-            last = np.concatenate([last, [self._is_last(sequences[row]) for row in others]])
-        ended = [row for row in (*gone, *others) if sequences[row].finished]
-        if ended:
-            alive = np.ones(len(sequences), dtype=np.bool_)
-            alive[ended] = False
-            sequences, token_ids, last = list(compress(sequences, alive.tolist())), token_ids[alive], last[alive]
-        return Arrived(sequences, token_ids, last)
+            last = np.concatenate([last, [self._is_last(sequence) for sequence in others]])
+            slots = np.concatenate([slots, [sequence.slot for sequence in others]])
+            left += [row for row, sequence in enumerate(others, step.num_decodes) if sequence.slot < 0]
+        if not left:
+            self._running.learn(slots, token_ids)
+            return Arrived(sequences, token_ids, last)
+        self._running.learn(np.delete(slots, left), np.delete(token_ids, left))
+        ended = [row for row in left if sequences[row].finished]
+        for row in left:
+            if token_ids[row] >= 0 and not sequences[row].finished:
+                sequences[row].extend([int(token_ids[row])])
+        alive = np.ones(len(sequences), dtype=np.bool_)
+        alive[ended] = False
+        return Arrived(list(compress(sequences, alive.tolist())), token_ids[alive], last[alive])
 
     def _is_last(self, sequence: Sequence) -> bool:
         entry = self._entries.get(sequence)

@@ -4,6 +4,8 @@ Matrix products with weights laid out once for the device.
 On a CPU in float32, oneDNN multiplies by a weight that it has reordered beforehand: up to 3.5
 times as fast as `torch.nn.functional.linear` for 1 to 512 rows on AVX2, and a row's result has
 the same bits whatever rows stand beside it. Elsewhere the weight stays as it is.
+
+On a GPU a row or a few in 16 bits go to a kernel that reads the weight once, where it is the faster.
 """
 
 from functools import cache
@@ -14,6 +16,7 @@ from torch.nn import functional as F
 
 # layouts made for one row change the order of the sums from 1 row to 2; those for 32 and more do not
 ROWS_HINT = 128
+HALVES = (torch.bfloat16, torch.float16)
 
 
 def pack_weight(weight: Tensor) -> Tensor:
@@ -42,6 +45,19 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """
     if weight.layout is torch._mkldnn:  # type: ignore[attr-defined]
         return _multiply_packed(x, weight, bias)
+    if x.is_cuda and x.dtype in HALVES:
+        return _multiply_halves(x, weight, bias)
+    return F.linear(x, weight, bias)
+
+
+def _multiply_halves(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    from kernels.cuda.gemv import MAX_ROWS, config_for, launch
+
+    if len(x) <= MAX_ROWS and weight.is_contiguous():
+        out_features, in_features = weight.shape
+        config = config_for(len(x), in_features, out_features, x.dtype)
+        if config["use"]:
+            return launch(x, weight, bias, config)
     return F.linear(x, weight, bias)
 
 

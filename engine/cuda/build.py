@@ -58,6 +58,8 @@ def load_on_gpu(
     Raises:
         NotEnoughMemory: they do not.
     """
+    # what an earlier engine of this process left in torch's cache is no use of others
+    reset_peak(device)
     start = snapshot(device)
     check_weights_fit(weight_bytes(model_config, dtype), start, config.gpu_memory_utilization)
     with explained("loading the weights", "end other processes on this GPU", device):
@@ -83,13 +85,12 @@ def build_runner(
         NotEnoughMemory: one sequence of max_model_len does not fit what is left.
     """
     decoder = model.decoder
-    shape = _trial_shape(decoder, config)
     state = SamplingState(
         max_num_seqs=config.max_num_seqs + 1, vocab_size=vocab_size, eos_token_ids=eos_token_ids, device=device
     )
     runner = CudaModelRunner(
         decoder,
-        CudaKVCache(shape, device),
+        CudaKVCache(_trial_shape(decoder, config), device),
         Sampler(state, vocab_size),
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
@@ -97,17 +98,16 @@ def build_runner(
     )
     cache_bytes = _measure(model, runner, config, max_model_len, device)
     host_bytes = swap_space(config.swap_space_bytes, available_bytes(), config.preemption)
-    runner.kv_cache = CudaKVCache(
-        CacheShape.fit(
-            decoder.config,
-            block_size=config.block_size,
-            dtype=decoder.dtype,
-            cache_bytes=cache_bytes,
-            host_bytes=host_bytes,
-            max_model_len=max_model_len,
-        ),
-        device,
+    shape = CacheShape.fit(
+        decoder.config,
+        block_size=config.block_size,
+        dtype=decoder.dtype,
+        cache_bytes=cache_bytes,
+        host_bytes=host_bytes,
+        max_model_len=max_model_len,
     )
+    with explained("making the KV cache", "lower gpu_memory_utilization or swap_space_bytes", device):
+        runner.kv_cache = CudaKVCache(shape, device)
     if config.cuda_graphs:
         with explained("capturing the CUDA graphs", "lower max_num_seqs, or set cuda_graphs to false", device):
             runner.capture_graphs(graph_sizes(config.max_num_seqs))
@@ -122,6 +122,8 @@ def _measure(
     loaded = snapshot(device)
     with explained("running the largest step once", "lower max_num_batched_tokens or max_num_seqs", device):
         runner.try_largest_step(config.max_num_batched_tokens)
+        # the kernels of decodes have memory of their own, which is none of the graphs'
+        runner.try_decode()
     profiled = snapshot(device)
     graphs = _measure_graphs(runner, config, device) if config.cuda_graphs else 0
     block_bytes = bytes_per_block(decoder.config, block_size=config.block_size, dtype=decoder.dtype)
@@ -135,8 +137,6 @@ def _measure(
 def _measure_graphs(runner: CudaModelRunner, config: ResolvedConfig, device: torch.device) -> int:
     sizes = graph_sizes(config.max_num_seqs)
     trial = sizes[-_TRIAL_GRAPHS:]
-    # the kernels' own memory comes with the first call, and is none of the graphs'
-    runner.try_decode()
     reset_peak(device)
     before = snapshot(device)
     with explained("capturing the first CUDA graphs", "lower max_num_seqs, or set cuda_graphs to false", device):

@@ -1,4 +1,4 @@
-"""What the device keeps between steps, and the buffers that every step passes through."""
+"""What the device keeps between steps, and what each step reads of it."""
 
 import torch
 
@@ -8,7 +8,7 @@ from kernels.step_state import DecodeInputs, SlotRows
 
 class DeviceState:
     """
-    The rows of all slots, and static buffers that graphs know by address.
+    The rows of all slots, and the network's inputs, whose addresses graphs know.
 
     Args:
         sampling: Of max_num_seqs + 1 slots: the last is that of padding rows.
@@ -32,5 +32,3 @@ class DeviceState:
         ids, positions, slot_mapping = (torch.zeros(max_rows, dtype=torch.int64, device=device) for _ in range(3))
         seq_lens = torch.ones(max_rows, dtype=torch.int32, device=device)
         self.inputs = DecodeInputs(ids, positions, slot_mapping, seq_lens)
-        # [num_slots] int64, what each row of the newest step sampled
-        self.token_ids = torch.zeros(num_slots, dtype=torch.int64, device=device)

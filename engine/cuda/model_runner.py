@@ -13,7 +13,7 @@ from engine.cuda.device_state import DeviceState
 from engine.cuda.graphs import DecodeGraphs, Sampling
 from engine.cuda.kv_cache import CudaKVCache
 from engine.cuda.plan import PackedPrefill, PackedStep, PrefillSections, StepPacker
-from engine.cuda.transfer import Event, RecordEvent, Upload, record_cuda_event, record_timed_event, to_host
+from engine.cuda.transfer import Event, MakeEvent, Transfers, make_cuda_event, record_timed_event, to_host
 from engine.model.decoder import Decoder
 from engine.request import Sequence, Step, StepResult, TokenLogprob
 from engine.sampler import LogprobRows, Sampled, Sampler
@@ -36,26 +36,25 @@ class CudaTicket:
     A step that the device has been given.
 
     Args:
-        done: Comes when everything below has been copied to the host.
-        token_ids: In the order of the rows that sampled.
+        done: Comes when everything below is on the host.
+        sampled: In the order of the rows that sampled.
         order: Place in `Step.sampled` of each of these; None where that is their order.
         prompt_logprobs: Index into `Step.chunks` to what was computed of it, in pieces.
     """
 
     done: Event
-    token_ids: Tensor
+    sampled: Sampled
     order: NDArray[np.int64] | None
-    sampled: Sampled | None
     prompt_logprobs: dict[int, list[LogprobRows]]
 
     def result(self) -> StepResult:
         self.done.synchronize()
-        token_ids = self.token_ids.numpy()
-        logprobs = self.sampled.read_logprobs() if self.sampled is not None else []
+        # the buffer will be another step's
+        token_ids = self.sampled.token_ids.numpy().copy()
+        logprobs = self.sampled.read_logprobs()
         if self.order is not None:
             token_ids = _reordered(token_ids, self.order)
-            places = self.order.tolist()
-            by_place = dict(zip(places, logprobs, strict=False))
+            by_place = dict(zip(self.order.tolist(), logprobs, strict=False))
             logprobs = [by_place[place] for place in range(len(logprobs))]
         return StepResult(token_ids, logprobs, {index: _read(found) for index, found in self.prompt_logprobs.items()})
 
@@ -81,7 +80,7 @@ class CudaModelRunner:
         max_num_seqs: int,
         max_num_batched_tokens: int,
         max_model_len: int,
-        record_event: RecordEvent = record_cuda_event,
+        make_event: MakeEvent = make_cuda_event,
     ) -> None:
         self.model = model
         self.kv_cache = kv_cache
@@ -91,7 +90,6 @@ class CudaModelRunner:
         self.graphs: DecodeGraphs | None = None
         # where a benchmark wants to know when the device began and ended each step
         self.step_events: list[tuple[Event, Event]] | None = None
-        self._record_event = record_event
 
         self.block_size = kv_cache.shape.block_size
         self.windows = frozenset(model.config.windows)
@@ -105,7 +103,7 @@ class CudaModelRunner:
         )
         # of each prefill token its id, position and slot; of each sequence a join, a table, and a few numbers more
         most = 3 * max_num_batched_tokens + (max_num_seqs + 1) * (JOIN_COLUMNS + 2 * max_blocks + 8)
-        self._upload = Upload(sampler.state.device, record_event, count=most)
+        self._transfers = Transfers(sampler.state.device, make_event, num_numbers=most, num_rows=max_num_seqs + 1)
         config = model.config
         self._workspace = paged_workspace(
             max_num_seqs, config.num_heads, config.num_kv_heads, config.head_dim, max_model_len, sampler.state.device
@@ -118,7 +116,7 @@ class CudaModelRunner:
     def capture_graphs(self, sizes: SequenceOf[int]) -> None:
         """Make graphs of decode batches; the largest of `sizes` must be max_num_seqs."""
         # rows of padding: nothing of a capture, or of the trial before it, is kept
-        self._upload.buffer.fill_(self.max_num_seqs)
+        self._transfers.numbers.fill_(self.max_num_seqs)
         graphs = DecodeGraphs(self._decode_rows, sizes)
         graphs.capture()
         self.graphs = graphs
@@ -126,34 +124,44 @@ class CudaModelRunner:
     @torch.inference_mode()
     def try_decode(self) -> None:
         """Run the largest decode batch, of padding alone."""
-        self._upload.buffer.fill_(self.max_num_seqs)
+        self._transfers.numbers.fill_(self.max_num_seqs)
         for sampling in Sampling:
             self._decode_rows(self.max_num_seqs, sampling)
 
     @torch.inference_mode()
     def try_largest_step(self, num_tokens: int) -> None:
         """Run a prefill of so many tokens that writes nothing, and sample all slots: the most memory a step takes."""
-        length = min(num_tokens, self.max_model_len)
-        starts = [*range(0, num_tokens, length), num_tokens]
-        bounds = torch.tensor(starts, dtype=torch.int32, device=self._upload.device)
         inputs = self.state.inputs.rows(num_tokens)
-        inputs.positions.copy_(torch.arange(num_tokens, device=self._upload.device) % length)
+        inputs.positions.zero_()
         inputs.slot_mapping.fill_(-1)
-        part = VarlenPart(
-            query_start=bounds,
-            key_start=bounds,
-            num_tokens=num_tokens,
-            num_keys=num_tokens,
-            max_query=length,
-            max_key=length,
-            block_tables=self.state.rows.block_tables,
-            slots=bounds[:-1],
-        )
-        plans = {window: VarlenPrefill(window=window, fresh=part, behind=()) for window in self.windows}
+        # the last token stands behind a prefix, so that the kernels of such chunks are compiled too
+        num_fresh = max(1, num_tokens - 1)
+        fresh = self._trial_part(num_fresh, min(num_fresh, self.max_model_len), num_prefix=0)
+        behind = (self._trial_part(1, 1, num_prefix=self.block_size),) if num_tokens > 1 else ()
+        plans = {window: VarlenPrefill(window=window, fresh=fresh, behind=behind) for window in self.windows}
         hidden = self.model.forward(self._batch(inputs, 0, {}, plans), self.kv_cache.layers)
         logits = self.model.logits(hidden[: self.max_num_seqs])
         # penalties and log-probabilities work on float32
         logits.float()
+        join = torch.zeros(1, JOIN_COLUMNS, dtype=torch.int32, device=hidden.device)
+        join[0, 0] = self.state.padding_slot
+        join_slots(self.state.rows, join)
+        scatter(self.state.rows.num_computed, join[0, :1], join[0, 1:2])
+
+    def _trial_part(self, num_tokens: int, length: int, *, num_prefix: int) -> VarlenPart:
+        starts = [*range(0, num_tokens, length), num_tokens]
+        query_start = torch.tensor(starts, dtype=torch.int32, device=self.sampler.state.device)
+        key_start = query_start + num_prefix * (query_start > 0) if num_prefix else query_start
+        return VarlenPart(
+            query_start=query_start,
+            key_start=key_start.int(),
+            num_tokens=num_tokens,
+            num_keys=num_tokens + num_prefix,
+            max_query=length,
+            max_key=length + num_prefix,
+            block_tables=self.state.rows.block_tables,
+            slots=torch.full_like(query_start[1:], self.state.padding_slot),
+        )
 
     @torch.inference_mode()
     def launch(self, step: Step) -> CudaTicket:
@@ -161,8 +169,6 @@ class CudaModelRunner:
         for slot in step.left:
             self.sampler.state.leave(slot)
         self.kv_cache.swap(step.swap_out, step.swap_in)
-        if not step.num_tokens:
-            return CudaTicket(self._record_event(), torch.empty(0, dtype=torch.int64), None, None, {})
         for chunk in step.prefill_chunks:
             if chunk.join:
                 self._join(chunk.sequence)
@@ -195,7 +201,7 @@ class CudaModelRunner:
                 numbers = np.concatenate([numbers[: packed.num_decodes], tail, numbers[packed.num_decodes :]])
         else:
             padding = 0
-        sent = self._upload.send(numbers)
+        sent = self._transfers.send(numbers)
         others = sent[padding:]
         if packed.joins.count:
             join_slots(self.state.rows, others[packed.joins.place].view(-1, JOIN_COLUMNS))
@@ -217,13 +223,13 @@ class CudaModelRunner:
         else:
             self._decode_rows(count, kind)
         if kind is not Sampling.LOGITS:
-            return Sampled(self.state.token_ids[:count])
+            return Sampled(self._transfers.token_ids[:count])
         assert self._logits is not None
         return self.sampler.sample(self._logits[:count], packed.numbers[packed.slots.place].tolist(), features)
 
     def _decode_rows(self, count: int, sampling: Sampling) -> None:
         """One decode step over the static buffers: what a graph holds."""
-        slots = self._upload.buffer[:count]
+        slots = self._transfers.numbers[:count]
         inputs = self.state.inputs.rows(count)
         begin_decode(self.state.rows, slots, inputs, self.block_size)
         batch = self._batch(inputs, count, self._decode_plans(slots, inputs, count), {})
@@ -231,7 +237,7 @@ class CudaModelRunner:
         if sampling is Sampling.LOGITS:
             self._keep_logits(logits)
         else:
-            self._pick(logits, slots, self.state.token_ids[:count], sampling)
+            self._pick(logits, slots, self._transfers.token_ids[:count], sampling)
 
     def _pick(self, logits: Tensor, slots: Tensor, token_ids: Tensor, sampling: Sampling) -> None:
         logits = logits[:, : self.sampler.vocab_size]
@@ -268,7 +274,7 @@ class CudaModelRunner:
         logits = self.model.logits(hidden.index_select(0, sent[prefill.sample_rows.place]))
         if features & EAGER_SAMPLING:
             return self.sampler.sample(logits, packed.numbers[packed.slots.place].tolist(), features)
-        token_ids = self.state.token_ids[: packed.slots.count]
+        token_ids = self._transfers.token_ids[: packed.slots.count]
         kind = Sampling.RANDOM if features & Feature.RANDOM else Sampling.GREEDY
         self._pick(logits, sent[packed.slots.place], token_ids, kind)
         return Sampled(token_ids)
@@ -350,13 +356,11 @@ class CudaModelRunner:
     ) -> CudaTicket:
         if begin is not None and self.step_events is not None:
             self.step_events.append((begin, record_timed_event()))
+        logprobs = sampled.logprobs.map(to_host) if sampled is not None and sampled.logprobs is not None else None
+        token_ids = sampled.token_ids if sampled is not None else self._transfers.token_ids[:0]
+        fetched, done = self._transfers.fetch(token_ids)
         order = packed.prefill.order if packed.prefill is not None else None
-        token_ids = to_host(sampled.token_ids) if sampled is not None else torch.empty(0, dtype=torch.int64)
-        if sampled is not None and sampled.logprobs is not None:
-            sampled = Sampled(token_ids, sampled.logprobs.map(to_host))
-        else:
-            sampled = None
-        return CudaTicket(self._record_event(), token_ids, order, sampled, prompt_logprobs)
+        return CudaTicket(done, Sampled(fetched, logprobs), order, prompt_logprobs)
 
 
 def _reordered(values: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.int64]:

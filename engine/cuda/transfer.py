@@ -21,63 +21,76 @@ class Event(Protocol):
         ...
 
 
-RecordEvent = Callable[[], Event]
+MakeEvent = Callable[[], Event]
 
 
-def record_cuda_event() -> Event:
-    """Mark the current stream's end; waiting for the mark leaves the processor to others."""
+def make_cuda_event() -> Event:
+    """An event that leaves the processor to others while it is waited for."""
     event: Event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-    event.record()
     return event
 
 
 def record_timed_event() -> Event:
-    """As `record_cuda_event`, of those whose distance in time can be asked."""
+    """An event at the end of what is queued now, whose distance in time to others can be asked."""
     event: Event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     event.record()
     return event
 
 
-class Upload:
+class Transfers:
     """
-    One int32 buffer on the device, always at the same address, filled anew for each step.
+    What steps exchange with the device: numbers down, token ids back.
 
-    The host's side is a ring of pinned buffers, each used again only when the copy from it is done.
+    On the device both have one buffer each, always at the same address; on the host a ring of pinned
+    ones, with one event each that says when the device is done with them.
 
     Args:
-        depth: Buffers of the ring.
+        num_numbers: Most numbers of a step.
+        num_rows: Most tokens that a step samples.
+        depth: Buffers of the ring: more than steps are in flight at a time.
     """
 
-    def __init__(self, device: torch.device, record_event: RecordEvent, *, count: int, depth: int = 4) -> None:
-        self.device = device
-        self.buffer = torch.zeros(count, dtype=torch.int32, device=device)
-        self._record_event = record_event
-        self._ring = [self._pinned(count) for _ in range(depth)]
-        self._copied: list[Event | None] = [None] * depth
-        self._next = 0
+    def __init__(
+        self, device: torch.device, make_event: MakeEvent, *, num_numbers: int, num_rows: int, depth: int = 4
+    ) -> None:
+        self.numbers = torch.zeros(num_numbers, dtype=torch.int32, device=device)
+        self.token_ids = torch.zeros(num_rows, dtype=torch.int64, device=device)
+        pinned = device.type == "cuda"
+        self._numbers = [torch.zeros(num_numbers, dtype=torch.int32, pin_memory=pinned) for _ in range(depth)]
+        self._token_ids = [torch.zeros(num_rows, dtype=torch.int64, pin_memory=pinned) for _ in range(depth)]
+        self._done = [make_event() for _ in range(depth)]
+        self._place = 0
 
     def send(self, numbers: NDArray[np.int32]) -> Tensor:
         """
-        Copy numbers to the device.
+        Begin a step: copy its numbers to the device.
 
         Returns:
-            [at least len(numbers)] int32 on the device, right for work that is queued before the next `send`.
+            The buffer there, right for work that is queued before the next `send`.
         """
+        self._place = (self._place + 1) % len(self._done)
+        self._done[self._place].synchronize()
         count = len(numbers)
-        if count > len(self.buffer):
-            raise ValueError(f"a step of {count:,} numbers is larger than the buffer of {len(self.buffer):,}")
-        place, self._next = self._next, (self._next + 1) % len(self._ring)
-        copied = self._copied[place]
-        if copied is not None:
-            copied.synchronize()
-        host = self._ring[place]
+        host = self._numbers[self._place]
         host.numpy()[:count] = numbers
-        self.buffer[:count].copy_(host[:count], non_blocking=True)
-        self._copied[place] = self._record_event()
-        return self.buffer
+        self.numbers[:count].copy_(host[:count], non_blocking=True)
+        return self.numbers
 
-    def _pinned(self, count: int) -> Tensor:
-        return torch.zeros(count, dtype=torch.int32, pin_memory=self.device.type == "cuda")
+    def fetch(self, token_ids: Tensor) -> tuple[Tensor, Event]:
+        """
+        End a step: copy what it sampled to the host.
+
+        Returns:
+            [len(token_ids)] int64, right once the event has come and until as many more steps have
+            begun as the ring is deep; what `to_host` started before is there then, too.
+        """
+        count = len(token_ids)
+        host = self._token_ids[self._place][:count]
+        if count:
+            host.copy_(token_ids, non_blocking=True)
+        done = self._done[self._place]
+        done.record()
+        return host, done
 
 
 def to_host(values: Tensor) -> Tensor:

@@ -192,7 +192,7 @@ def test_swap_copies_what_was_computed_and_what_the_cache_lost() -> None:
     """Out go the computed blocks; in come those that are not in the prefix cache any more."""
     blocks = BlockManager(num_blocks=7, block_size=4, num_host_blocks=5)
     sequence = started(blocks, sequence_of(14))
-    sequence.output.append(0)
+    sequence.extend([0])
     table = sequence.block_table
 
     out = preempted(blocks, sequence)
@@ -231,7 +231,7 @@ def test_a_swapped_sequence_reads_the_cache_even_with_prompt_logprobs() -> None:
     """Their logits have been computed: there is nothing left to skip."""
     blocks = BlockManager(num_blocks=7, block_size=4, num_host_blocks=3)
     sequence = started(blocks, sequence_of(12, prompt_logprobs=0))
-    sequence.output.append(0)
+    sequence.extend([0])
 
     preempted(blocks, sequence)
 
@@ -252,8 +252,7 @@ def test_tables_grow_in_one_piece_where_the_pool_has_room() -> None:
     blocks = BlockManager(num_blocks=100, block_size=4)
     first, second = (started(blocks, sequence_of(8, first=first)) for first in (0, 100))
     for _ in range(6):
-        blocks.grow(first)
-        blocks.grow(second)
+        blocks.grow([first, second])
 
     for sequence in (first, second):
         begin = sequence.block_table[0]

@@ -57,10 +57,10 @@ def test_greedy_answer(runner: ModelRunner, folder: tuple[Path, PreTrainedModel]
     """
     sequence = make_sequence()
     assert 0 == len(run(runner, Chunk(sequence, 0, 10, samples=False, join=True)).token_ids)
-    sequence.output += run(runner, Chunk(sequence, 10, 11, samples=True)).token_ids.tolist()
+    sequence.extend(run(runner, Chunk(sequence, 10, 11, samples=True)).token_ids.tolist())
     while len(sequence.output) < 12:
         result = run(runner, Chunk(sequence, sequence.num_known - 1, 1, samples=True))
-        sequence.output += result.token_ids.tolist()
+        sequence.extend(result.token_ids.tolist())
 
     assert greedy(folder[1], 12) == sequence.output
 
@@ -83,14 +83,14 @@ def test_swapped_blocks_come_back_elsewhere(runner: ModelRunner, folder: tuple[P
     A sequence goes on from the host's copies, in other blocks, as if it had stayed.
     """
     sequence = make_sequence()
-    sequence.output += run(runner, Chunk(sequence, 0, 21, samples=True, join=True)).token_ids.tolist()
+    sequence.extend(run(runner, Chunk(sequence, 0, 21, samples=True, join=True)).token_ids.tolist())
     assert 0 == len(run(runner, swap_out=(BlockCopy(5, 0), BlockCopy(3, 1))).token_ids)
     for layer in runner.kv_cache.layers:
         layer[:, 1:] = torch.nan
 
     sequence.block_table = [7, 1]
     back = (BlockCopy(7, 0), BlockCopy(1, 1))
-    sequence.output += run(runner, Chunk(sequence, 21, 1, samples=True), swap_in=back).token_ids.tolist()
+    sequence.extend(run(runner, Chunk(sequence, 21, 1, samples=True), swap_in=back).token_ids.tolist())
 
     assert greedy(folder[1], 2) == sequence.output
 

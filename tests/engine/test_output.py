@@ -33,7 +33,7 @@ def arrive(sequences: list[Sequence], token_ids: list[int]) -> Arrived:
     """Append tokens as the scheduler does."""
     last = []
     for sequence, token in zip(sequences, token_ids, strict=True):
-        sequence.output += [token] if token >= 0 else []
+        sequence.extend([token] if token >= 0 else [])
         last.append(sequence.num_known >= min(sequence.num_prompt_tokens + sequence.params.max_tokens, MAX_MODEL_LEN))
     return Arrived(sequences, np.array(token_ids, dtype=np.int64), np.array(last, dtype=np.bool_))
 

@@ -61,7 +61,7 @@ def test_hashes_grow_with_the_answer_and_do_not_depend_on_the_split() -> None:
     hasher = PrefixHasher(block_size=4)
     whole, grown = sequence_of(list(range(12))), sequence_of(list(range(6)))
     hasher.extend(grown, 1)
-    grown.output += range(6, 12)
+    grown.extend(range(6, 12))
 
     assert hasher.extend(whole, 3) == hasher.extend(grown, 3)
     assert 3 == len(set(whole.block_hashes))

@@ -46,7 +46,7 @@ def small_cache(load: Load, **settings: object) -> LLMEngine:
     """An engine that has to preempt: room for about a third of what runs."""
     per_block = load().kv_tokens
     assert per_block
-    return load(kv_cache_bytes=(32 << 20) * 17 * 16 // per_block, max_model_len=128, **settings)
+    return load(kv_cache_bytes=(32 << 20) * 18 * 16 // per_block, **settings)
 
 
 def test_answers_are_those_of_the_cpu(load: Load) -> None:
@@ -88,13 +88,13 @@ def test_preemption_changes_nothing(load: Load, mode: str) -> None:
     """
     Blocks that went to pinned memory and came back, or were computed again, with steps in flight.
     """
-    requests = make_requests(seed=7)
+    requests = make_requests(seed=7, longest=100)
     engine = small_cache(load, preemption=mode)
 
     actual = run_all(engine, requests)
 
     assert engine.stats().num_preemptions
-    assert_same_answers(run_all(load("cpu", max_model_len=128), requests), actual)
+    assert_same_answers(run_all(load("cpu"), requests), actual)
 
 
 def test_every_batch_size_has_its_graph(load: Load) -> None:

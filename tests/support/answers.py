@@ -9,7 +9,7 @@ from engine.sampling_params import SamplingParams
 from tests.support.tiny_models import VOCAB
 
 
-def make_requests(seed: int) -> list[Request]:
+def make_requests(seed: int, longest: int = 47) -> list[Request]:
     """Prompts with common heads, of every kind of sampling, long enough to be chunked."""
     random = np.random.default_rng(seed)
     head = random.integers(4, VOCAB, 21)
@@ -27,7 +27,7 @@ def make_requests(seed: int) -> list[Request]:
     for index in range(16):
         tail = random.integers(4, VOCAB, int(random.integers(1, 60)))
         prompt = (np.concatenate([head, tail]) if index % 3 else tail).astype(np.int32)
-        params = SamplingParams(max_tokens=int(random.integers(7, 48)), **kinds[index % len(kinds)])  # type: ignore[arg-type]
+        params = SamplingParams(max_tokens=int(random.integers(7, longest + 1)), **kinds[index % len(kinds)])  # type: ignore[arg-type]
         requests.append(Request(str(index), prompt, params))
     return requests
 

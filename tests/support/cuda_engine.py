@@ -7,7 +7,6 @@ import torch
 from engine.block_manager import BlockManager
 from engine.cuda.kv_cache import CudaKVCache
 from engine.cuda.model_runner import CudaModelRunner
-from engine.cuda.transfer import Event
 from engine.kv_cache import CacheShape, KVCache
 from engine.llm_engine import LLMEngine
 from engine.model.loader import load_model
@@ -35,10 +34,6 @@ class Passed:
         """Nothing to wait for."""
 
 
-def record_event() -> Event:
-    return Passed()
-
-
 def make_engine(
     folder: Path, *, cuda: bool, num_blocks: int = 200, budget: int = 40, mode: str = "auto", depth: int = 2
 ) -> LLMEngine:
@@ -63,7 +58,7 @@ def make_engine(
             max_num_seqs=MAX_NUM_SEQS,
             max_num_batched_tokens=budget,
             max_model_len=MAX_MODEL_LEN,
-            record_event=record_event,
+            make_event=Passed,
         )
     else:
         runner = ModelRunner(model, KVCache(shape), sampler, state)

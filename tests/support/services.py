@@ -116,7 +116,8 @@ class WorkerProcess:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "worker", "--log-format", "json", *flags],
                 cwd=CHECKOUT,
-                env=clean | (environment or {}),
+                # torch may have been built for GPUs that this machine lacks
+                env=clean | {"PAGEMILL_DEVICE": "cpu"} | (environment or {}),
                 stdout=subprocess.DEVNULL,
                 stderr=file,
             )

@@ -21,7 +21,7 @@ def start(*flags: str, **environment: str) -> tuple[int, str]:
     done = subprocess.run(
         [sys.executable, "-m", "worker", *flags],
         cwd=CHECKOUT,
-        env={"PATH": "/usr/bin:/bin", "HOME": "/tmp", **environment},
+        env={"PATH": "/usr/bin:/bin", "HOME": "/tmp", "PAGEMILL_DEVICE": "cpu", **environment},
         capture_output=True,
         text=True,
         timeout=100,

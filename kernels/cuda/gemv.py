@@ -1,0 +1,158 @@
+"""
+A few rows times a weight on a GPU: the time is that of reading the weight, once.
+
+A program makes some output features of all rows. Its threads read the weight 16 bytes at a time
+along the input features, each with sums of its own for what it reads; the sums meet once, at the
+end, so that one launch is enough however long the rows are.
+"""
+
+import functools
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.configs import tuned
+
+MAX_ROWS = 4
+# elements of 16 bits that one thread loads at once
+VECTOR = tl.constexpr(8)
+# what a warp reads of one row of the weight by one instruction
+WARP_SPAN = 256
+# two programs for each multiprocessor of the largest GPUs
+MIN_PROGRAMS = 264
+# above it the library reads at the speed of the memory too
+MAX_WEIGHT_BYTES = 128 << 20
+
+Config = dict[str, int]
+
+
+def gemv_triton(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """
+    See `kernels.linear.linear`; the sums are float32, and are cast once, after the bias.
+
+    Args:
+        x: [num_rows, in_features], `MAX_ROWS` at most; rows may lie apart, their elements may not.
+        weight: [out_features, in_features], contiguous.
+    """
+    out_features, in_features = weight.shape
+    return launch(x, weight, bias, config_for(len(x), in_features, out_features, x.dtype))
+
+
+@functools.cache
+def config_for(num_rows: int, in_features: int, out_features: int, dtype: torch.dtype) -> Config:
+    """What `launch` takes, and "use": 0 where `torch.nn.functional.linear` is the faster."""
+    padded = _padded(num_rows)
+    config = default_config(padded, in_features, out_features)
+    key = {"num_rows": padded, "in_features": in_features, "out_features": out_features}
+    return config | tuned("gemv", dtype=str(dtype).removeprefix("torch."), **key)
+
+
+def default_config(num_rows: int, in_features: int, out_features: int) -> Config:
+    """
+    A configuration for a shape that nobody measured: one row of a weight of ordinary size is used.
+
+    Rows whose start 16 bytes do not divide would be read in small pieces, and are not.
+    """
+    most = 8 if num_rows == 1 else 4
+    columns = next((n for n in (8, 4, 2) if n <= most and -(-out_features // n) >= MIN_PROGRAMS), 1)
+    spans = triton.next_power_of_2(-(-in_features // WARP_SPAN))
+    warps = min(4, spans)
+    # eight loads in flight for each thread keep the memory busy
+    vectors = min(max(1, 8 // (columns * num_rows)), spans // warps)
+    fits = in_features % 8 == 0 and 2 * in_features * out_features <= MAX_WEIGHT_BYTES
+    return {
+        "use": int(num_rows == 1 and fits),
+        "block_n": columns,
+        "block_k": vectors * warps * WARP_SPAN,
+        "warps": warps,
+        "stages": 1,
+    }
+
+
+def launch(x: Tensor, weight: Tensor, bias: Tensor | None, config: Config) -> Tensor:
+    """
+    Multiply with a given configuration.
+
+    Args:
+        config: "block_n", the output features of a program; "block_k", the input features that it
+            reads at once, 256 for each of its "warps" or a multiple, for so each row's sums stay in
+            the threads that read it; "stages": 1 loads into registers, more load ahead into
+            shared memory.
+    """
+    num_rows, in_features = x.shape
+    out_features = weight.shape[0]
+    assert num_rows <= MAX_ROWS
+    assert weight.is_contiguous()
+    assert x.stride(1) == 1 or in_features == 1, "the elements of a row must be adjacent"
+    out = torch.empty(num_rows, out_features, dtype=x.dtype, device=x.device)
+    _gemv_kernel[(triton.cdiv(out_features, config["block_n"]),)](
+        out,
+        x,
+        weight,
+        bias,
+        num_rows,
+        out_features,
+        in_features,
+        x.stride(0),
+        ROWS=_padded(num_rows),
+        BLOCK_N=config["block_n"],
+        BLOCK_K=config["block_k"],
+        STAGES=config["stages"],
+        num_warps=config["warps"],
+    )
+    return out
+
+
+def _padded(num_rows: int) -> int:
+    return 1 << (num_rows - 1).bit_length()
+
+
+@triton.jit(do_not_specialize=["num_rows", "out_features"])
+def _gemv_kernel(
+    out,
+    x,
+    weight,
+    bias,
+    num_rows,
+    out_features,
+    # that 16 divides it and the stride lets loads be wide
+    in_features,
+    x_stride,
+    ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    first = tl.program_id(0) * BLOCK_N
+    # rows, output features, input features: all tensors have these axes, so that none changes threads
+    rows = tl.arange(0, ROWS)[:, None, None]
+    columns = first + tl.arange(0, BLOCK_N)[None, :, None]
+    places = tl.arange(0, BLOCK_K)[None, None, :]
+    inputs = x + rows.to(tl.int64) * x_stride + places
+    # int64: a vocabulary times the hidden size passes 2**31
+    weights = weight + columns.to(tl.int64) * in_features + places
+
+    # a thread adds up what it loads at once, and keeps one sum of it
+    sums = tl.zeros([ROWS, BLOCK_N, BLOCK_K // VECTOR], tl.float32)
+    for start in tl.range(0, in_features, BLOCK_K, num_stages=STAGES):
+        inside = start + places < in_features
+        tile = tl.load(
+            weights + start,
+            mask=inside & (columns < out_features),
+            other=0.0,
+            # read once: it need not push out what comes again
+            eviction_policy="evict_first",
+        )
+        given = tl.load(inputs + start, mask=inside & (rows < num_rows), other=0.0)
+        products = tile.to(tl.float32) * given.to(tl.float32)
+        sums += tl.sum(tl.reshape(products, [ROWS, BLOCK_N, BLOCK_K // VECTOR, VECTOR]), axis=3)
+
+    total = tl.sum(sums, axis=2)
+    rows = tl.arange(0, ROWS)[:, None]
+    columns = first + tl.arange(0, BLOCK_N)[None, :]
+    if bias is not None:
+        total += tl.load(bias + columns, mask=columns < out_features, other=0.0).to(tl.float32)
+    places = out + rows.to(tl.int64) * out_features + columns
+    tl.store(places, total.to(out.dtype.element_ty), mask=(rows < num_rows) & (columns < out_features))

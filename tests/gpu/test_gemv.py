@@ -1,0 +1,103 @@
+"""The product of a few rows on the card, against float64."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.cuda.gemv import gemv_triton, launch
+from kernels.linear import linear
+from tests.support.numerics import assert_near
+
+DTYPES = [torch.bfloat16, torch.float16]
+SHAPES = [(1152, 896), (896, 896), (9728, 896), (896, 4864), (6144, 4096), (4096, 4096), (4096, 14336), (131, 1000)]
+
+
+@contextmanager
+def poisoned_memory() -> Iterator[None]:
+    """torch.empty gives NaN: what a kernel forgets to write is seen. The library's products are refused meanwhile."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def random(*shape: int, dtype: torch.dtype) -> Tensor:
+    return torch.randn(shape, dtype=dtype, device="cuda")
+
+
+def product(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return x.double() @ weight.double().T + bias.double()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 4])
+@pytest.mark.parametrize(("out_features", "in_features"), SHAPES)
+def test_equals_float64(dtype: torch.dtype, num_rows: int, out_features: int, in_features: int) -> None:
+    """
+    The kernel's product, and what `linear` chooses, are the truth but for one rounding.
+    """
+    torch.manual_seed(0)
+    x, weight = random(num_rows, in_features, dtype=dtype), random(out_features, in_features, dtype=dtype)
+    bias = random(out_features, dtype=dtype)
+    truth = product(x, weight, bias)
+
+    with poisoned_memory():
+        out = gemv_triton(x, weight, bias)
+    assert_near(truth, out)
+    assert_near(truth, linear(x, weight, bias))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("stages", [1, 3])
+@pytest.mark.parametrize(("block_n", "block_k", "warps"), [(1, 256, 1), (2, 8192, 4), (16, 512, 2), (4, 2048, 8)])
+def test_a_configuration_changes_nothing_but_the_time(
+    dtype: torch.dtype, stages: int, block_n: int, block_k: int, warps: int
+) -> None:
+    """
+    However the weight is cut, the product is the same; rows may lie apart.
+    """
+    torch.manual_seed(1)
+    x = random(2, 4000, dtype=dtype)[:, 64:3664]
+    weight, bias = random(1003, 3600, dtype=dtype), random(1003, dtype=dtype)
+    config = {"block_n": block_n, "block_k": block_k, "warps": warps, "stages": stages}
+
+    with poisoned_memory():
+        out = launch(x, weight, bias, config)
+    assert_near(product(x, weight, bias), out)
+
+
+def test_weights_past_two_billion_elements_are_addressed() -> None:
+    """
+    The last output features of a huge weight are right.
+    """
+    torch.manual_seed(2)
+    weight = torch.zeros((1 << 31) // 4096 + 8, 4096, dtype=torch.bfloat16, device="cuda")
+    x, last = random(1, 4096, dtype=torch.bfloat16), random(8, 4096, dtype=torch.bfloat16)
+    weight[-8:] = last
+
+    out = gemv_triton(x, weight)
+
+    assert_near(x.double() @ last.double().T, out[:, -8:])
+    assert 0 == out[:, :-8].count_nonzero().item()
+
+
+def test_a_graph_replays_with_new_rows() -> None:
+    """
+    Nothing of the rows is kept by the launch: a replay multiplies what stands in them then.
+    """
+    torch.manual_seed(3)
+    x, weight = random(1, 896, dtype=torch.bfloat16), random(1152, 896, dtype=torch.bfloat16)
+    bias = random(1152, dtype=torch.bfloat16)
+    linear(x, weight, bias)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = linear(x, weight, bias)
+    x.copy_(random(1, 896, dtype=torch.bfloat16))
+
+    graph.replay()
+
+    assert_near(product(x, weight, bias), out)

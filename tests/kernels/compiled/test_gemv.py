@@ -1,0 +1,46 @@
+"""What the compiler makes of the product of a few rows."""
+
+import pytest
+
+from kernels.cuda.gemv import _gemv_kernel, default_config
+from tests.support.compile import compile_sm90
+
+SIGNATURE = {"out": "*bf16", "x": "*bf16", "weight": "*bf16", "bias": "*bf16"} | {
+    "num_rows": "i32",
+    "out_features": "i32",
+    "in_features": "i32:16",
+    "x_stride": "i32:16",
+}
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("in_features", "out_features"), [(896, 1152), (896, 896), (4864, 896), (4096, 6144), (14336, 4096)]
+)
+def test_the_weight_is_read_wide_and_nothing_spills(num_rows: int, in_features: int, out_features: int) -> None:
+    """
+    Every load of the loop takes 16 bytes, threads keep what they loaded, and sums meet after the loop.
+    """
+    config = default_config(num_rows, in_features, out_features)
+    columns, spans = config["block_n"], config["block_k"] // (256 * config["warps"])
+    blocks = {"ROWS": num_rows, "BLOCK_N": columns, "BLOCK_K": config["block_k"], "STAGES": 1}
+
+    compiled = compile_sm90(_gemv_kernel, SIGNATURE, blocks, config["warps"], 1)
+
+    assert 0 == compiled.spills
+    assert compiled.registers <= 128
+    loop = compiled.ptx[compiled.ptx.index("$L__BB0_") : compiled.ptx.index("shfl.sync")]
+    assert spans * (columns + num_rows) == loop.count("ld.global") == loop.count(".v4.b32")
+    assert 0 == loop.count("bar.sync") == loop.count("st.shared")
+
+
+def test_stages_load_ahead_into_shared_memory() -> None:
+    """
+    With stages the same loads are asynchronous, and as wide.
+    """
+    blocks = {"ROWS": 1, "BLOCK_N": 4, "BLOCK_K": 1024, "STAGES": 4}
+
+    compiled = compile_sm90(_gemv_kernel, SIGNATURE, blocks, 4, 4)
+
+    assert 0 == compiled.spills
+    assert 0 < compiled.count("cp.async.cg.shared.global") == compiled.count(", 0x10, ")
