@@ -151,7 +151,7 @@ class BlockManager:
         sequence.num_committed = stop
 
     def reset_cache(self) -> None:
-        """Forget all cached content; blocks in use stay in use, and are found by nobody new."""
+        """Forget all cached content; blocks in use stay in use, and those that answers filled are shared later."""
         self._cached.clear()
         self._hashes = [None] * self.num_blocks
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.sampling_params import SamplingParams
+from engine.sequence_tokens import SequenceTokens
 
 TokenIds = NDArray[np.int32]
 
@@ -57,20 +58,10 @@ class Request:
     stream: bool = False
 
 
-class Sequence:
-    """
-    One answer in the making: its tokens, and how far its KV cache reaches.
-
-    Tokens are counted before their values are known: a step that was launched and not
-    handled yet has sampled `num_in_flight` tokens of this sequence.
-
-        prompt | output (known) | in flight
-        computed by launched steps: the first num_computed tokens
-    """
+class Sequence(SequenceTokens):
+    """One answer in the making: its tokens, its blocks, and where it is in its life."""
 
     __slots__ = (
-        "_counts",
-        "_tokens",
         "block_hashes",
         "block_table",
         "finish_reason",
@@ -79,16 +70,15 @@ class Sequence:
         "num_cached",
         "num_committed",
         "num_known_at_start",
-        "prompt",
         "request",
         "slot",
         "status",
     )
 
     def __init__(self, request: Request, index: int) -> None:
+        super().__init__(request.prompt, request.resumed[index] if request.resumed else ())
         self.request = request
         self.index = index
-        self.prompt = request.prompt
         self.status = Status.WAITING
         self.finish_reason: FinishReason | None = None
 
@@ -99,13 +89,6 @@ class Sequence:
         # hashes of the full blocks whose tokens are known, in order
         self.block_hashes: list[bytes] = []
 
-        # the known tokens, with room behind them for others
-        self._tokens = self.prompt
-        # [num_tokens, num_computed, num_known]
-        self._counts = np.array([len(self.prompt), 0, len(self.prompt)], dtype=np.int64)
-        if request.resumed:
-            self.extend(request.resumed[index])
-            self.num_tokens = self.num_known
         # prompt tokens found in the prefix cache when it was first admitted
         self.num_cached = 0
         # leading blocks that are in the prefix cache under their hash
@@ -118,100 +101,8 @@ class Sequence:
         return self.request.params
 
     @property
-    def num_prompt_tokens(self) -> int:
-        return len(self.prompt)
-
-    @property
-    def num_known(self) -> int:
-        """Tokens whose values are known here."""
-        return int(self._counts[2])
-
-    @property
-    def num_output(self) -> int:
-        """Known tokens of the answer."""
-        return int(self._counts[2]) - len(self.prompt)
-
-    @property
-    def output(self) -> list[int]:
-        """The known tokens of the answer; a copy."""
-        tokens: list[int] = self._tokens[len(self.prompt) : self.num_known].tolist()
-        return tokens
-
-    @property
-    def num_tokens(self) -> int:
-        """Known tokens and those in flight."""
-        return int(self._counts[0])
-
-    @num_tokens.setter
-    def num_tokens(self, value: int) -> None:
-        self._counts[0] = value
-
-    @property
-    def num_computed(self) -> int:
-        """Tokens whose KV the launched steps have written, or will have."""
-        return int(self._counts[1])
-
-    @num_computed.setter
-    def num_computed(self, value: int) -> None:
-        self._counts[1] = value
-
-    @property
-    def num_in_flight(self) -> int:
-        """Tokens that launched steps sample and that are not known yet."""
-        return self.num_tokens - self.num_known
-
-    @property
     def finished(self) -> bool:
         return self.status is Status.FINISHED
-
-    def extend(self, token_ids: SequenceOf[int]) -> None:
-        """Make the next tokens of the answer known; for one whose tokens are not kept elsewhere."""
-        known = self.num_known
-        stop = known + len(token_ids)
-        if stop > len(self._tokens):
-            self.move_tokens(np.empty(2 * stop, dtype=np.int32))
-        self._tokens[known:stop] = token_ids
-        self._counts[2] = stop
-
-    def truncate(self, num_output: int) -> None:
-        """Forget the known tokens of the answer but the first `num_output`."""
-        self._counts[2] = min(self.num_known, len(self.prompt) + num_output)
-
-    def move_counts(self, place: NDArray[np.int64]) -> None:
-        """
-        Keep num_tokens, num_computed and num_known somewhere else from now on, with the values they have.
-
-        Args:
-            place: [3] int64; may be a view into a table of many sequences.
-        """
-        place[:] = self._counts
-        self._counts = place
-
-    def move_tokens(self, place: TokenIds) -> None:
-        """
-        Keep the known tokens somewhere else from now on.
-
-        Args:
-            place: [num_known or more] int32; may be a row of a table of many sequences.
-        """
-        known = self.num_known
-        place[:known] = self._tokens[:known]
-        self._tokens = place
-
-    def keeps_tokens_in(self, table: TokenIds) -> bool:
-        """Whether the known tokens are kept in that table of many sequences."""
-        return self._tokens.base is table
-
-    def token_ids(self, start: int, stop: int) -> TokenIds:
-        """
-        The known tokens of positions start to stop; a copy.
-
-        Raises:
-            IndexError: when a position lies past the known tokens.
-        """
-        if stop > self.num_known:
-            raise IndexError(f"position {stop - 1} of {self} is not known yet")
-        return self._tokens[start:stop].copy()
 
     def __repr__(self) -> str:
         return (

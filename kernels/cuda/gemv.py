@@ -3,7 +3,10 @@ A few rows times a weight on a GPU: the time is that of reading the weight, once
 
 A program makes some output features of all rows. Its threads read the weight 16 bytes at a time
 along the input features, each with sums of its own for what it reads; the sums meet once, at the
-end, so that one launch is enough however long the rows are.
+end, so that one launch is enough however long the rows are. On GPUs that can start a kernel before
+the one ahead of it has ended, a program's first weights are on their way by the time there are rows.
+
+Source: NVIDIA, CUDA C++ Programming Guide, "Programmatic Dependent Launch".
 """
 
 import functools
@@ -12,6 +15,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_wait
 
 from kernels.configs import tuned
 
@@ -68,6 +72,7 @@ def default_config(num_rows: int, in_features: int, out_features: int) -> Config
         "block_k": vectors * warps * WARP_SPAN,
         "warps": warps,
         "stages": 1,
+        "early": 0,
     }
 
 
@@ -79,7 +84,8 @@ def launch(x: Tensor, weight: Tensor, bias: Tensor | None, config: Config) -> Te
         config: "block_n", the output features of a program; "block_k", the input features that it
             reads at once, 256 for each of its "warps" or a multiple, for so each row's sums stay in
             the threads that read it; "stages": 1 loads into registers, more load ahead into
-            shared memory.
+            shared memory; "early": 1 starts before the kernel ahead in the stream has ended, and
+            waits for it once the first weights are asked for: of compute capability 9.0 and above.
     """
     num_rows, in_features = x.shape
     out_features = weight.shape[0]
@@ -100,7 +106,9 @@ def launch(x: Tensor, weight: Tensor, bias: Tensor | None, config: Config) -> Te
         BLOCK_N=config["block_n"],
         BLOCK_K=config["block_k"],
         STAGES=config["stages"],
+        EARLY=bool(config["early"]),
         num_warps=config["warps"],
+        launch_pdl=bool(config["early"]),
     )
     return out
 
@@ -124,6 +132,7 @@ def _gemv_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     first = tl.program_id(0) * BLOCK_N
     # rows, output features, input features: all tensors have these axes, so that none changes threads
@@ -134,20 +143,17 @@ def _gemv_kernel(
     # int64: a vocabulary times the hidden size passes 2**31
     weights = weight + columns.to(tl.int64) * in_features + places
 
-    # a thread adds up what it loads at once, and keeps one sum of it
-    sums = tl.zeros([ROWS, BLOCK_N, BLOCK_K // VECTOR], tl.float32)
-    for start in tl.range(0, in_features, BLOCK_K, num_stages=STAGES):
+    is_column, is_row = columns < out_features, rows < num_rows
+    # read once: weights need not push out of the cache what comes again
+    tile = tl.load(weights, mask=is_column & (places < in_features), other=0.0, eviction_policy="evict_first")
+    if EARLY:
+        # nobody writes weights meanwhile; the rows come from the kernel ahead, and `out` may be its input
+        gdc_wait()
+    sums = _products(tile, tl.load(inputs, mask=is_row & (places < in_features), other=0.0))
+    for start in tl.range(BLOCK_K, in_features, BLOCK_K, num_stages=STAGES):
         inside = start + places < in_features
-        tile = tl.load(
-            weights + start,
-            mask=inside & (columns < out_features),
-            other=0.0,
-            # read once: it need not push out what comes again
-            eviction_policy="evict_first",
-        )
-        given = tl.load(inputs + start, mask=inside & (rows < num_rows), other=0.0)
-        products = tile.to(tl.float32) * given.to(tl.float32)
-        sums += tl.sum(tl.reshape(products, [ROWS, BLOCK_N, BLOCK_K // VECTOR, VECTOR]), axis=3)
+        tile = tl.load(weights + start, mask=is_column & inside, other=0.0, eviction_policy="evict_first")
+        sums += _products(tile, tl.load(inputs + start, mask=is_row & inside, other=0.0))
 
     total = tl.sum(sums, axis=2)
     rows = tl.arange(0, ROWS)[:, None]
@@ -156,3 +162,11 @@ def _gemv_kernel(
         total += tl.load(bias + columns, mask=columns < out_features, other=0.0).to(tl.float32)
     places = out + rows.to(tl.int64) * out_features + columns
     tl.store(places, total.to(out.dtype.element_ty), mask=(rows < num_rows) & (columns < out_features))
+
+
+@triton.jit
+def _products(tile, given):
+    """Multiply; what a thread loaded at once, it adds up: [ROWS, BLOCK_N, BLOCK_K / VECTOR]."""
+    products = tile.to(tl.float32) * given.to(tl.float32)
+    pieces: tl.constexpr = products.shape[2] // VECTOR
+    return tl.sum(tl.reshape(products, [products.shape[0], products.shape[1], pieces, VECTOR]), axis=3)

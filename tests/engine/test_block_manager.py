@@ -131,6 +131,37 @@ def test_the_end_of_a_prefix_goes_before_its_beginning() -> None:
     assert 12 == left[0]
 
 
+def test_an_answer_is_shared_when_its_sequence_lets_go() -> None:
+    """Of the tokens that it knows the last may not be computed: the block that it fills is left out."""
+    blocks = BlockManager(num_blocks=20, block_size=4)
+    sequence = started(blocks, sequence_of(6))
+    sequence.num_tokens += 6
+    blocks.grow([sequence])
+    sequence.extend(range(6, 12))
+    again = sequence_of(13)
+
+    assert 4 == blocks.match_prefix(again)
+    blocks.free(sequence)
+    assert 8 == blocks.match_prefix(again)
+    blocks.check([])
+
+
+def test_what_was_not_computed_or_is_distrusted_is_never_shared() -> None:
+    """Neither the rest of a prompt whose sequence lets go early, nor an answer that went wrong."""
+    blocks = BlockManager(num_blocks=20, block_size=4)
+    early, wrong = started(blocks, sequence_of(12), computed=False), started(blocks, sequence_of(6, first=100))
+    wrong.num_tokens += 6
+    blocks.grow([wrong])
+    wrong.extend(range(106, 111))
+    blocks.discard(wrong)
+
+    for sequence in (early, wrong):
+        blocks.free(sequence)
+
+    assert (0, 0) == (blocks.match_prefix(sequence_of(13)), blocks.match_prefix(sequence_of(13, first=100)))
+    blocks.check([])
+
+
 def test_a_hit_takes_its_block_from_the_free_ones() -> None:
     """Admission counts cached blocks that nobody references, for they are free until then."""
     blocks = BlockManager(num_blocks=7, block_size=4)
@@ -275,7 +306,7 @@ def test_the_free_list_agrees_with_a_plain_one() -> None:
     free, model = FreeList(40), set[int]()
     for _ in range(3_000):
         outside = sorted(set(range(1, 40)) - model)
-        action = rng.choice(["first", "last", "remove", "pop"])
+        action = rng.choice(["first", "last", "remove", "pop", "behind"])
         if action in ("first", "last") and outside:
             block = rng.choice(outside)
             (free.push_first if action == "first" else free.push_last)(block)
@@ -288,6 +319,11 @@ def test_the_free_list_agrees_with_a_plain_one() -> None:
             count = rng.randint(0, len(model))
             taken = free.pop(count, after=rng.randint(0, 39), room=rng.randint(0, 9))
             assert count == len(set(taken) & model)
+            model -= set(taken)
+        elif action == "behind":
+            taken = free.pop_behind(rng.sample(range(40), rng.randint(0, len(model))), room=rng.randint(0, 9))
+            assert set(taken) <= model
+            assert len(set(taken)) == len(taken)
             model -= set(taken)
         free.check()
         assert len(model) == len(free)

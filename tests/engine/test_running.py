@@ -75,6 +75,39 @@ def test_the_rows_that_have_gone_are_found() -> None:
     assert ([1], []) == (running.gone(before), running.gone(after))
 
 
+def test_tokens_of_many_become_known_at_once() -> None:
+    """Each sequence gets the token of its slot, -1 is none, and what it has is its own when it leaves."""
+    running = Running(3)
+    first, second = joined(running, 4, 2)
+    slots = running.slots
+    for tokens in ([70, 71], [72, -1], [73, 74]):
+        running.advance(slots)
+        running.learn(slots, np.array(tokens, dtype=np.int64))
+    running.check(block_size=8)
+
+    # the most urgent one comes first
+    assert ([71, 74], [70, 72, 73]) == (first.sequence.output, second.sequence.output)
+    running.leave(first, launched=3)
+    (heir,) = joined(running, 5)
+    running.advance(running.slots)
+    running.learn(running.slots, np.array([75, 76], dtype=np.int64))
+
+    assert ([71, 74], [70, 72, 73, 75], [76]) == tuple(one.sequence.output for one in (first, second, heir))
+
+
+def test_rows_grow_with_the_longest() -> None:
+    """However long an answer becomes, nothing of it or of the others is lost."""
+    running = Running(2)
+    entries = joined(running, 0, 1, limit=2000)
+    running.leave(entries.pop(), launched=0)
+    entries += joined(running, 2, limit=2000)
+    tokens = np.arange(1500)
+    for token in tokens:
+        running.learn(running.slots, np.array([token, token + 1], dtype=np.int64))
+
+    assert [tokens.tolist(), (tokens + 1).tolist()] == [entry.sequence.output for entry in entries]
+
+
 def test_check_says_both_sides() -> None:
     """A table that grew behind the column's back is found."""
     running = Running(2)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.cuda.gemv import gemv_triton, launch
+from kernels.cuda.gemv import default_config, gemv_triton, launch
 from kernels.linear import linear
 from tests.support.numerics import assert_near
 
@@ -52,10 +52,11 @@ def test_equals_float64(dtype: torch.dtype, num_rows: int, out_features: int, in
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("early", [0, 1])
 @pytest.mark.parametrize("stages", [1, 3])
 @pytest.mark.parametrize(("block_n", "block_k", "warps"), [(1, 256, 1), (2, 8192, 4), (16, 512, 2), (4, 2048, 8)])
 def test_a_configuration_changes_nothing_but_the_time(
-    dtype: torch.dtype, stages: int, block_n: int, block_k: int, warps: int
+    dtype: torch.dtype, early: int, stages: int, block_n: int, block_k: int, warps: int
 ) -> None:
     """
     However the weight is cut, the product is the same; rows may lie apart.
@@ -63,7 +64,7 @@ def test_a_configuration_changes_nothing_but_the_time(
     torch.manual_seed(1)
     x = random(2, 4000, dtype=dtype)[:, 64:3664]
     weight, bias = random(1003, 3600, dtype=dtype), random(1003, dtype=dtype)
-    config = {"block_n": block_n, "block_k": block_k, "warps": warps, "stages": stages}
+    config = {"block_n": block_n, "block_k": block_k, "warps": warps, "stages": stages, "early": early}
 
     with poisoned_memory():
         out = launch(x, weight, bias, config)
@@ -101,3 +102,34 @@ def test_a_graph_replays_with_new_rows() -> None:
     graph.replay()
 
     assert_near(product(x, weight, bias), out)
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_an_early_start_waits_for_the_rows(captured: bool) -> None:
+    """
+    A chain whose every product takes the one before as its rows is right, again and again.
+    """
+    torch.manual_seed(4)
+    weights = [random(896, 896, dtype=torch.float16) / 30 for _ in range(24)]
+    x = random(1, 896, dtype=torch.float16)
+    config = default_config(1, 896, 896)
+
+    def chain(early: int) -> Tensor:
+        rows = x
+        for weight in weights:
+            rows = launch(rows.clone(), weight, None, config | {"early": early})
+        return rows
+
+    expected = chain(0)
+    again = chain(1)
+    graph = torch.cuda.CUDAGraph()
+    if captured:
+        with torch.cuda.graph(graph):
+            again = chain(1)
+
+    for _ in range(100):
+        if captured:
+            graph.replay()
+        else:
+            again = chain(1)
+        assert torch.equal(expected, again)

@@ -8,7 +8,7 @@ from kernels.cuda.gemv import Config, config_for, default_config, gemv_triton, l
 from tests.support.numerics import assert_near
 
 DTYPES = [torch.float32, torch.float16]
-SMALL = {"block_n": 4, "block_k": 256, "warps": 1, "stages": 1}
+SMALL = {"block_n": 4, "block_k": 256, "warps": 1, "stages": 1, "early": 0}
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -18,7 +18,7 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("num_rows", [1, 2, 3, 4])
-@pytest.mark.parametrize(("out_features", "in_features"), [(1, 8), (5, 63), (17, 256), (33, 300), (8, 896)])
+@pytest.mark.parametrize(("out_features", "in_features"), [(1, 8), (5, 63), (17, 300), (8, 896)])
 def test_equals_float64(dtype: torch.dtype, num_rows: int, out_features: int, in_features: int) -> None:
     """
     Rows of any length give every output feature, with and without bias.
