@@ -131,22 +131,27 @@ class CudaModelRunner:
     @torch.inference_mode()
     def try_largest_step(self, num_tokens: int) -> None:
         """Run a prefill of so many tokens that writes nothing, and sample all slots: the most memory a step takes."""
-        inputs = self.state.inputs.rows(num_tokens)
-        inputs.positions.zero_()
-        inputs.slot_mapping.fill_(-1)
-        # the last token stands behind a prefix, so that the kernels of such chunks are compiled too
-        num_fresh = max(1, num_tokens - 1)
-        fresh = self._trial_part(num_fresh, min(num_fresh, self.max_model_len), num_prefix=0)
-        behind = (self._trial_part(1, 1, num_prefix=self.block_size),) if num_tokens > 1 else ()
-        plans = {window: VarlenPrefill(window=window, fresh=fresh, behind=behind) for window in self.windows}
-        hidden = self.model.forward(self._batch(inputs, 0, {}, plans), self.kv_cache.layers)
-        logits = self.model.logits(hidden[: self.max_num_seqs])
+        # short prompts first: other kernels attend them, and all are to be compiled before the first request
+        for length in (64, 1024, self.max_model_len):
+            hidden = self._try_prefill(min(num_tokens, length), min(num_tokens, length, self.max_model_len))
+        hidden = self._try_prefill(num_tokens, min(num_tokens, self.max_model_len))
         # penalties and log-probabilities work on float32
-        logits.float()
+        self.model.logits(hidden[: self.max_num_seqs]).float()
         join = torch.zeros(1, JOIN_COLUMNS, dtype=torch.int32, device=hidden.device)
         join[0, 0] = self.state.padding_slot
         join_slots(self.state.rows, join)
-        scatter(self.state.rows.num_computed, join[0, :1], join[0, 1:2])
+        scatter(self.state.rows.num_computed, join[:, 0].clone(), join[:, 1].clone())
+
+    def _try_prefill(self, num_tokens: int, length: int) -> Tensor:
+        inputs = self.state.inputs.rows(num_tokens)
+        inputs.positions.zero_()
+        inputs.slot_mapping.fill_(-1)
+        num_fresh = max(1, num_tokens - 1)
+        fresh = self._trial_part(num_fresh, min(num_fresh, length), num_prefix=0)
+        # the last token stands behind a prefix
+        behind = (self._trial_part(1, 1, num_prefix=max(1, length - 1)),) if num_tokens > 1 else ()
+        plans = {window: VarlenPrefill(window=window, fresh=fresh, behind=behind) for window in self.windows}
+        return self.model.forward(self._batch(inputs, 0, {}, plans), self.kv_cache.layers)
 
     def _trial_part(self, num_tokens: int, length: int, *, num_prefix: int) -> VarlenPart:
         starts = [*range(0, num_tokens, length), num_tokens]
@@ -172,7 +177,7 @@ class CudaModelRunner:
         for chunk in step.prefill_chunks:
             if chunk.join:
                 self._join(chunk.sequence)
-        packed = self._packer.pack(step)
+        packed = self._packer.pack(step, self._num_padding(step))
         # after the host's work: where the device waited for it, that is no part of the step
         begin = record_timed_event() if self.step_events is not None else None
         numbers = self._send(packed)
@@ -187,29 +192,24 @@ class CudaModelRunner:
             sampled = self._sample_mixed(packed, packed.prefill, hidden, numbers, features)
         return self._ticket(packed, sampled, prompt_logprobs, begin)
 
+    def _num_padding(self, step: Step) -> int:
+        if step.prefill_chunks or self.graphs is None:
+            return 0
+        return self.graphs.size_for(step.num_decodes) - step.num_decodes
+
     def _join(self, sequence: Sequence) -> None:
         self.sampler.state.remember(sequence.slot, sequence.params, sequence.prompt, sequence.output)
         self._features[sequence.slot] = sequence.params.features
 
     def _send(self, packed: PackedStep) -> Tensor:
-        numbers = packed.numbers
-        if packed.prefill is None and self.graphs is not None:
-            # rows of padding belong to the last slot
-            padding = self.graphs.size_for(packed.num_decodes) - packed.num_decodes
-            if padding:
-                tail = np.full(padding, self.max_num_seqs, dtype=np.int32)
-                numbers = np.concatenate([numbers[: packed.num_decodes], tail, numbers[packed.num_decodes :]])
-        else:
-            padding = 0
-        sent = self._transfers.send(numbers)
-        others = sent[padding:]
+        sent = self._transfers.send(packed.numbers)
         if packed.joins.count:
-            join_slots(self.state.rows, others[packed.joins.place].view(-1, JOIN_COLUMNS))
+            join_slots(self.state.rows, sent[packed.joins.place].view(-1, JOIN_COLUMNS))
         if packed.places.count:
-            scatter(self.state.rows.block_tables, others[packed.places.place], others[packed.blocks.place])
+            scatter(self.state.rows.block_tables, sent[packed.places.place], sent[packed.blocks.place])
         if packed.prefill is not None:
             prefill = packed.prefill
-            scatter(self.state.rows.num_computed, others[prefill.moved.place], others[prefill.computed.place])
+            scatter(self.state.rows.num_computed, sent[prefill.moved.place], sent[prefill.computed.place])
         return sent
 
     def _decode(self, packed: PackedStep, features: Feature) -> Sampled:

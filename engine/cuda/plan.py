@@ -110,6 +110,11 @@ class _Numbers:
         section = Section(self.count, len(part))
         self.parts.append(part)
         self.count += len(part)
+        # kernels are compiled anew for an address that is not a multiple of 16 bytes
+        gap = -self.count % 4
+        if gap:
+            self.parts.append(np.zeros(gap, dtype=np.int32))
+            self.count += gap
         return section
 
     def joined(self) -> Int32s:
@@ -128,20 +133,24 @@ class StepPacker:
         self.max_blocks = max_blocks
         self.block_size = block_size
         self.vocab_size = vocab_size
+        self.padding_slot = max_num_seqs
         # all the mutable state there is: by slot, the length of the table that was sent
         self._sent = [0] * max_num_seqs
 
-    def pack(self, step: Step) -> PackedStep:
+    def pack(self, step: Step, num_padding: int = 0) -> PackedStep:
         """
         Lay a step out.
 
         Args:
             step: At least one chunk; steps come in the order of their launches.
+            num_padding: Rows of padding behind the decodes of a step that has nothing else.
         """
         prefills = sorted(step.prefill_chunks, key=_has_prefix)
         numbers = _Numbers()
         sampled = [chunk.sequence.slot for chunk in prefills if chunk.samples]
-        slots = numbers.add(np.concatenate([step.decode_slots, sampled]) if sampled else step.decode_slots)
+        rows = sampled or [self.padding_slot] * num_padding
+        numbers.add(np.concatenate([step.decode_slots, rows]) if rows else step.decode_slots)
+        slots = Section(0, step.num_decodes + len(sampled))
         joins = numbers.add(self._joins(prefills))
         places, blocks = self._new_blocks(step, prefills)
         sections = numbers.add(places), numbers.add(blocks)

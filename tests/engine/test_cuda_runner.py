@@ -54,7 +54,7 @@ def test_a_decode_in_the_middle_of_a_block_sends_its_slot_alone(packer: StepPack
 
     packed = packer.pack(Step(2, (Chunk(sequence, 5, 1, samples=True),)))
 
-    assert [2] == packed.numbers.tolist()
+    assert [2, 0, 0, 0] == packed.numbers.tolist()
 
 
 def test_a_decode_that_enters_a_block_sends_it(packer: StepPacker) -> None:
@@ -68,4 +68,6 @@ def test_a_decode_that_enters_a_block_sends_it(packer: StepPacker) -> None:
 
     packed = packer.pack(Step(2, (Chunk(sequence, 8, 1, samples=True),)))
 
-    assert [2, 2 * 32 + 2, 11] == packed.numbers.tolist()
+    assert ([2], [2 * 32 + 2], [11]) == tuple(
+        packed.numbers[section.place].tolist() for section in (packed.slots, packed.places, packed.blocks)
+    )
