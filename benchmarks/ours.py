@@ -1,6 +1,7 @@
 """Pagemill's engine on the cases of a comparison, without a queue."""
 
 import argparse
+import gc
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -23,6 +24,9 @@ class Pagemill:
 
     def __init__(self, config: EngineConfig) -> None:
         self.engine = load_engine(config)
+        # as the worker does
+        gc.collect()
+        gc.freeze()
         self._before = self.engine.stats()
 
     def reset(self) -> None:

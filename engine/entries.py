@@ -34,20 +34,32 @@ class Entry:
 
 
 class EntryList(list[Entry]):
-    """Entries sorted by `order`."""
+    """
+    Entries sorted by `order`. `changes` counts what came and went, for those who keep a sum over them.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.changes = 0
 
     def insert_sorted(self, entry: Entry) -> int:
         """Put an entry in its place, and return the place."""
         index = bisect_left(self, entry.order, key=_order)
         self.insert(index, entry)
+        self.changes += 1
         return index
 
     def remove_sorted(self, entry: Entry) -> int:
         """Take out an entry that is in the list, and return where it was."""
         index = bisect_left(self, entry.order, key=_order)
         assert self[index] is entry, f"{entry.sequence} is not in this list"
-        del self[index]
+        self.take(index)
         return index
+
+    def take(self, index: int) -> None:
+        """Take out the entry at a place."""
+        del self[index]
+        self.changes += 1
 
     def sequences(self) -> Iterable[Sequence]:
         return (entry.sequence for entry in self)

@@ -59,6 +59,8 @@ class Scheduler:
         self._entries: dict[Sequence, Entry] = {}
         self._arrivals = 0
         self._queue = EntryList()
+        # changes of the queue and headroom for which the third was summed up: the blocks it will need
+        self._queued = (-1, 0, 0)
         self._running = Running(max_num_seqs)
         self._num_swapped = 0
 
@@ -183,9 +185,7 @@ class Scheduler:
 
     def capacity(self) -> Capacity:
         """What could be added now and start at once."""
-        promised = self._promised()
-        for entry in self._queue:
-            promised += self.blocks.num_blocks_for(entry.sequence.num_tokens) + self._growth(entry)
+        promised = self._promised() + self._queued_blocks()
         free_blocks = max(0, self.blocks.num_free_blocks + self.blocks.num_fenced_blocks - promised)
         return Capacity(
             free_seqs=self.max_num_seqs - len(self._running),
@@ -346,7 +346,7 @@ class Scheduler:
             room = self.blocks.num_free_blocks - (promised + growth if self._running else 0)
             if wanted > room or not self._may_split(plan, entry.sequence):
                 break
-            del self._queue[index]
+            self._queue.take(index)
             self._start(plan, entry)
             promised += growth
 
@@ -377,6 +377,14 @@ class Scheduler:
         num_tokens = entry.sequence.num_tokens
         ahead = min(num_tokens + self.headroom.tokens, entry.limit - 1)
         return max(0, self.blocks.num_blocks_for(ahead) - self.blocks.num_blocks_for(num_tokens))
+
+    def _queued_blocks(self) -> int:
+        # what all that are queued will need; asked for at every step, and the same at most of them
+        key = (self._queue.changes, self.headroom.tokens)
+        if key != self._queued[:2]:
+            needs = (self.blocks.num_blocks_for(e.sequence.num_tokens) + self._growth(e) for e in self._queue)
+            self._queued = (*key, sum(needs))
+        return self._queued[2]
 
     def _promised(self) -> int:
         # the same of all that run, beyond the blocks they have

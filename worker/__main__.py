@@ -8,6 +8,7 @@ start, 70 when the engine failed later.
 
 import asyncio
 import contextlib
+import gc
 import os
 import secrets
 import signal
@@ -84,6 +85,9 @@ async def serve(settings: WorkerSettings) -> int:
         started: list[Service] = []
         async with _health(settings, started):
             engine, tokenizer = await asyncio.to_thread(build_engine, settings)
+            # what is there now stays: the collector need not walk a million objects of libraries between two steps
+            gc.collect()
+            gc.freeze()
             service = build_service(settings, consumer, store, engine, tokenizer)
             started.append(service)
             return await _run(service)
