@@ -128,6 +128,8 @@ class LLMEngine:
                 # its last token had been generated before it came here
                 sequence.status, sequence.finish_reason = Status.FINISHED, reason
                 self._end(live, sequence, reason)
+        # now, as the request may be aborted before the next step
+        self._end_overgrown()
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """
@@ -162,9 +164,7 @@ class LLMEngine:
             self._handle(*self._in_flight.popleft(), deltas)
         elif step is None and self._live and not self._scheduler.overgrown:
             raise EngineError(f"nothing can run, though {len(self._live)} requests are not finished: {self!r}")
-        overgrown, self._scheduler.overgrown = self._scheduler.overgrown, []
-        for sequence in overgrown:
-            self._end(self._live[sequence.request.request_id], sequence, FinishReason.LENGTH)
+        self._end_overgrown()
         finished, self._finished = self._finished, []
         return StepOutputs(tuple(finished), tuple(deltas))
 
@@ -286,9 +286,16 @@ class LLMEngine:
         for index, entries in result.prompt_logprobs.items():
             chunk = step.chunks[index]
             live = self._live.get(chunk.sequence.request.request_id)
-            # all answers compute the same prompt: the first one's are kept
-            if live is not None and live.prompt_logprobs is not None and chunk.sequence.index == 0:
+            if live is None or live.prompt_logprobs is None:
+                continue
+            # all answers compute the same prompt: the first one's are kept; an aborted request's id may be another's
+            if live.sequences[0] is chunk.sequence:
                 live.prompt_logprobs[chunk.start + 1 : chunk.start + 1 + len(entries)] = entries
+
+    def _end_overgrown(self) -> None:
+        overgrown, self._scheduler.overgrown = self._scheduler.overgrown, []
+        for sequence in overgrown:
+            self._end(self._live[sequence.request.request_id], sequence, FinishReason.LENGTH)
 
     def _end(self, live: _Live, sequence: Sequence, reason: FinishReason) -> None:
         self._scheduler.finish(sequence, reason)

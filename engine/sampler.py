@@ -10,7 +10,7 @@ from torch import Tensor
 from engine.request import TokenLogprob
 from engine.sampling_params import Feature
 from engine.state import FREQUENCY, MIN_P, PRESENCE, REPETITION, TEMPERATURE, TOP_P, SamplingState
-from kernels.logprobs import token_logprobs
+from kernels.logprobs import LOGPROB_FLOOR, token_logprobs
 from kernels.penalties import apply_penalties
 from kernels.random_draws import draw_keys
 from kernels.sampling import argmax, sample
@@ -132,7 +132,7 @@ class Sampler:
 
         Args:
             logits: [rows, at least vocab_size] float, as the model gave them.
-            next_ids: [rows], ids under vocab_size.
+            next_ids: [rows]; one from vocab_size on is never sampled, and gets the least there is.
             top: How many of the best to add.
         """
         logits = self._real_columns(logits)
@@ -160,5 +160,7 @@ class Sampler:
 
 
 def _logprob_rows(logits: Tensor, rows: tuple[int, ...], token_ids: Tensor, num_top: tuple[int, ...]) -> LogprobRows:
-    chosen, best, values = token_logprobs(logits, token_ids.clamp(min=0), max(num_top, default=0))
+    ids = token_ids.clamp(0, logits.shape[1] - 1)
+    chosen, best, values = token_logprobs(logits, ids, max(num_top, default=0))
+    chosen = chosen.masked_fill(token_ids > ids, LOGPROB_FLOOR)
     return LogprobRows(rows, token_ids, chosen, best, values, num_top)

@@ -121,14 +121,14 @@ def _measure(
     reset_peak(device)
     loaded = snapshot(device)
     with explained("running the largest step once", "lower max_num_batched_tokens or max_num_seqs", device):
+        # first, for its logits stay: memory of its own, which is none of the graphs'
+        runner.try_decode(config.max_num_seqs)
         runner.try_largest_step(config.max_num_batched_tokens)
-        # the kernels of decodes have memory of their own, which is none of the graphs'
-        runner.try_decode()
     profiled = snapshot(device)
     graphs = _measure_graphs(runner, config, device) if config.cuda_graphs else 0
     block_bytes = bytes_per_block(decoder.config, block_size=config.block_size, dtype=decoder.dtype)
     # one layer's gathered keys and values are there while a chunk behind a prefix is computed
-    gathered = MAX_GATHERED_KEYS * block_bytes // (config.block_size * decoder.config.num_layers)
+    gathered = max(MAX_GATHERED_KEYS, max_model_len) * block_bytes // (config.block_size * decoder.config.num_layers)
     use = memory_use(model.start, loaded, profiled, graphs=graphs + gathered)
     need = SequenceNeed(max_model_len=max_model_len, block_size=config.block_size, block_bytes=block_bytes)
     return kv_budget(model.start, use, need, utilization=config.gpu_memory_utilization, wanted=config.kv_cache_bytes)

@@ -25,7 +25,7 @@ DecodeRows = Callable[[int, Sampling], None]
 
 def graph_sizes(max_num_seqs: int) -> list[int]:
     """Batch sizes that have a graph: closer together where a row more costs more of a step."""
-    sizes = {1, 2, 4, max_num_seqs}
+    sizes = {size for size in (1, 2, 4) if size < max_num_seqs} | {max_num_seqs}
     for stop, step in ((256, 8), (512, 16), (max_num_seqs, 32)):
         sizes.update(range(step, min(stop, max_num_seqs) + 1, step))
     return sorted(sizes)

@@ -17,7 +17,7 @@ from engine.cuda.transfer import Event, MakeEvent, Transfers, make_cuda_event, r
 from engine.model.decoder import Decoder
 from engine.request import Sequence, Step, StepResult, TokenLogprob
 from engine.sampler import LogprobRows, Sampled, Sampler
-from engine.sampling_params import Feature
+from engine.sampling_params import Feature, SamplingParams
 from kernels.decode_attention import PagedDecode, num_splits_for, paged_workspace, plan_paged_decode
 from kernels.prefill_attention import VarlenPart, VarlenPrefill
 from kernels.sampling import argmax, sample_slots
@@ -101,9 +101,12 @@ class CudaModelRunner:
             block_size=self.block_size,
             vocab_size=sampler.vocab_size,
         )
-        # of each prefill token its id, position and slot; of each sequence a join, a table, and a few numbers more
-        most = 3 * max_num_batched_tokens + (max_num_seqs + 1) * (JOIN_COLUMNS + 2 * max_blocks + 8)
-        self._transfers = Transfers(sampler.state.device, make_event, num_numbers=most, num_rows=max_num_seqs + 1)
+        self._transfers = Transfers(
+            sampler.state.device,
+            make_event,
+            num_numbers=self._packer.most_numbers(max_num_batched_tokens),
+            num_rows=max_num_seqs + 1,
+        )
         config = model.config
         self._workspace = paged_workspace(
             max_num_seqs, config.num_heads, config.num_kv_heads, config.head_dim, max_model_len, sampler.state.device
@@ -122,11 +125,11 @@ class CudaModelRunner:
         self.graphs = graphs
 
     @torch.inference_mode()
-    def try_decode(self) -> None:
-        """Run the largest decode batch, of padding alone."""
+    def try_decode(self, num_rows: int) -> None:
+        """Run a decode batch of padding alone."""
         self._transfers.numbers.fill_(self.max_num_seqs)
         for sampling in Sampling:
-            self._decode_rows(self.max_num_seqs, sampling)
+            self._decode_rows(num_rows, sampling)
 
     @torch.inference_mode()
     def try_largest_step(self, num_tokens: int) -> None:
@@ -135,8 +138,7 @@ class CudaModelRunner:
         for length in (64, 1024, self.max_model_len):
             hidden = self._try_prefill(min(num_tokens, length), min(num_tokens, length, self.max_model_len))
         hidden = self._try_prefill(num_tokens, min(num_tokens, self.max_model_len))
-        # penalties and log-probabilities work on float32
-        self.model.logits(hidden[: self.max_num_seqs]).float()
+        self._try_sampling(hidden[: self.max_num_seqs])
         join = torch.zeros(1, JOIN_COLUMNS, dtype=torch.int32, device=hidden.device)
         join[0, 0] = self.state.padding_slot
         join_slots(self.state.rows, join)
@@ -152,6 +154,19 @@ class CudaModelRunner:
         behind = (self._trial_part(1, 1, num_prefix=max(1, length - 1)),) if num_tokens > 1 else ()
         plans = {window: VarlenPrefill(window=window, fresh=fresh, behind=behind) for window in self.windows}
         return self.model.forward(self._batch(inputs, 0, {}, plans), self.kv_cache.layers)
+
+    def _try_sampling(self, hidden: Tensor) -> None:
+        """Sample rows with all there is to sampling, as the padding slot, which is left as it was."""
+        state, slot = self.sampler.state, self.state.padding_slot
+        params = SamplingParams(
+            temperature=1.0, top_k=2, presence_penalty=1.0, logit_bias={0: 1.0}, min_tokens=1, logprobs=1
+        )
+        prompt = np.zeros(1, dtype=np.int32)
+        state.join(slot, params, 0, prompt, [])
+        logits = self.model.logits(hidden)
+        self.sampler.sample(logits, [slot] * len(logits), params.features)
+        state.leave(slot)
+        state.join(slot, SamplingParams(), 0, prompt, [])
 
     def _trial_part(self, num_tokens: int, length: int, *, num_prefix: int) -> VarlenPart:
         starts = [*range(0, num_tokens, length), num_tokens]

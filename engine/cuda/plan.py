@@ -15,6 +15,8 @@ Int32s = NDArray[np.int32]
 
 # keys that one call gathers from behind prefixes: 64 Ki of 8 heads of 128 in bf16 are 256 MiB
 MAX_GATHERED_KEYS = 65_536
+# numbers in 16 bytes: kernels are compiled anew for an address that is not a multiple of it
+ALIGNMENT = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +112,7 @@ class _Numbers:
         section = Section(self.count, len(part))
         self.parts.append(part)
         self.count += len(part)
-        # kernels are compiled anew for an address that is not a multiple of 16 bytes
-        gap = -self.count % 4
+        gap = -self.count % ALIGNMENT
         if gap:
             self.parts.append(np.zeros(gap, dtype=np.int32))
             self.count += gap
@@ -136,6 +137,13 @@ class StepPacker:
         self.padding_slot = max_num_seqs
         # all the mutable state there is: by slot, the length of the table that was sent
         self._sent = [0] * max_num_seqs
+
+    def most_numbers(self, max_num_batched_tokens: int) -> int:
+        """The longest that a step of so many tokens can get."""
+        # of each sequence a join, a table, its slot four times and, where each is a part of its own, three sections
+        each = JOIN_COLUMNS + 2 * self.max_blocks + 4 + 3 * ALIGNMENT
+        # of each token its id, position and slot; and the gaps behind the ten sections that are always there
+        return 3 * max_num_batched_tokens + self.padding_slot * each + 10 * (ALIGNMENT - 1)
 
     def pack(self, step: Step, num_padding: int = 0) -> PackedStep:
         """

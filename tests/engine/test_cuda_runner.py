@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from engine.cuda.graphs import graph_sizes
+from engine.cuda.model_runner import CudaModelRunner
 from engine.cuda.plan import StepPacker
 from engine.request import Chunk, Request, Sequence, Step
 from engine.sampling_params import SamplingParams
@@ -37,6 +39,69 @@ def test_answers_are_those_of_the_cpu(folder: Path, depth: int, mode: str, num_b
 
     assert_same_answers(expected, actual)
     assert mode == "auto" or engine.stats().num_preemptions
+
+
+def test_an_id_used_again_gets_no_prompt_logprobs_of_the_aborted_request(folder: Path) -> None:
+    """
+    A step of the first is in flight when the second comes.
+    """
+    params = SamplingParams(max_tokens=3, prompt_logprobs=0)
+    first, second = (Request("a", np.arange(4, 4 + length, dtype=np.int32), params) for length in (30, 5))
+    expected = run_all(make_engine(folder, cuda=False), [second])
+    engine = make_engine(folder, cuda=True)
+    engine.add(first)
+    engine.step()
+    engine.abort("a")
+
+    actual = run_all(engine, [second])
+
+    assert 5 == len(actual["a"].prompt_logprobs or ())
+    assert_same_answers(expected, actual)
+
+
+@pytest.mark.parametrize(("max_num_seqs", "budget"), [(1, 5), (3, 2), (6, 200)])
+def test_steps_on_trial_leave_nothing_behind(folder: Path, max_num_seqs: int, budget: int) -> None:
+    """
+    Whatever the limits are: all kinds of sampling are tried, and requests get their answers afterwards.
+    """
+    requests = make_requests(seed=4, longest=8)[:8]
+    expected = run_all(make_engine(folder, cuda=False), requests)
+    engine = make_engine(folder, cuda=True, max_num_seqs=max_num_seqs, budget=budget, mode="recompute")
+    runner = engine._runner
+    assert isinstance(runner, CudaModelRunner)
+    for size in graph_sizes(max_num_seqs):
+        runner.try_decode(size)
+    runner.try_largest_step(budget)
+
+    actual = run_all(engine, requests)
+
+    assert_same_answers(expected, actual)
+
+
+@pytest.mark.parametrize("max_num_seqs", [1, 2, 3, 4, 5, 100, 300, 1000])
+def test_the_largest_graph_is_of_the_largest_batch(max_num_seqs: int) -> None:
+    """
+    A larger one would not fit the buffers, and a smaller one would leave batches without a graph.
+    """
+    sizes = graph_sizes(max_num_seqs)
+
+    assert sizes == sorted(set(sizes))
+    assert max_num_seqs == sizes[-1]
+
+
+@pytest.mark.parametrize("budget", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("max_num_seqs", [1, 2])
+def test_the_shortest_tables_leave_room_for_what_else_is_sent(folder: Path, budget: int, max_num_seqs: int) -> None:
+    """
+    Sequences of one block, whose numbers are mostly gaps between sections.
+    """
+    prompts = [np.arange(4, 4 + length, dtype=np.int32) for length in range(1, 8)]
+    options = {"max_num_seqs": max_num_seqs, "max_model_len": 8, "block_size": 8}
+    engine = make_engine(folder, cuda=True, budget=budget, **options)
+
+    outputs = engine.generate(prompts, SamplingParams(max_tokens=8, ignore_eos=True))
+
+    assert [8 - len(prompt) for prompt in prompts] == [len(output.completions[0].token_ids) for output in outputs]
 
 
 @pytest.fixture

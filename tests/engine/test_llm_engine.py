@@ -28,12 +28,13 @@ def make_engine(
     tokenizer: Tokenizer | None = None,
     token_of: Callable[[str, int, int], int] = answer_token,
     bad: frozenset[tuple[str, int, int]] = frozenset(),
+    num_blocks: int = 33,
 ) -> LLMEngine:
-    blocks = BlockManager(num_blocks=33, block_size=4)
+    blocks = BlockManager(num_blocks=num_blocks, block_size=4)
     scheduler = Scheduler(blocks, max_num_seqs=4, max_num_batched_tokens=16, max_model_len=MAX_MODEL_LEN)
     return LLMEngine(
         scheduler=scheduler,
-        runner=FakeRunner(num_blocks=33, block_size=4, bad_positions=bad, token_of=token_of),
+        runner=FakeRunner(num_blocks=num_blocks, block_size=4, bad_positions=bad, token_of=token_of),
         outputs=OutputProcessor(tokenizer, {EOS}, MAX_MODEL_LEN),
         tokenizer=tokenizer,
         vocab_size=VOCAB,
@@ -331,3 +332,16 @@ def test_many_answers_end_each_in_its_own_way(depth: int) -> None:
         assert tuple(tokens[:length]) == completion.token_ids
         assert (FinishReason.LENGTH if length is None else FinishReason.STOP) == completion.finish_reason
     assert sum(len(output.completions[0].token_ids) for output in finished.values()) == engine.stats().generated_tokens
+
+
+def test_a_request_too_large_for_the_cache_is_ended_when_it_is_added() -> None:
+    """
+    An abort before the next step finds it gone, and the step reports it.
+    """
+    engine = make_engine(num_blocks=3)
+    engine.add(request("a", list(range(20)), max_tokens=3))
+
+    assert engine.abort("a") is None
+    finished, _ = run(engine)
+
+    assert FinishReason.LENGTH is finished["a"].completions[0].finish_reason

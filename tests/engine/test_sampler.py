@@ -13,6 +13,7 @@ from engine.request import TokenLogprob
 from engine.sampler import Sampled, Sampler
 from engine.sampling_params import Feature, SamplingParams
 from engine.state import SamplingState
+from kernels.logprobs import LOGPROB_FLOOR
 
 VOCAB = 400
 EOS = (3, 4)
@@ -228,6 +229,16 @@ def test_prompt_logprobs_are_those_of_the_next_tokens() -> None:
     assert raw[torch.arange(50), next_ids].tolist() == pytest.approx([logprob.logprob for logprob in given])
     assert raw.topk(2).indices.tolist() == [[token for token, _ in logprob.top] for logprob in given]
     assert [] == sampler.prompt_logprobs(logits[:0], [], 2).read()
+
+
+def test_a_prompt_token_that_is_never_sampled_has_the_least_log_probability() -> None:
+    """
+    A prompt may hold ids that the model has and the tokenizer lacks.
+    """
+    given = _make().prompt_logprobs(_logits(2, width=VOCAB + 3), [VOCAB + 2, 7], 1).read()
+
+    assert [VOCAB + 2, 7] == [logprob.token_id for logprob in given if logprob]
+    assert [True, False] == [logprob.logprob == LOGPROB_FLOOR for logprob in given if logprob]
 
 
 def test_answers_of_one_request_differ_and_repeat() -> None:

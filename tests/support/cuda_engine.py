@@ -35,19 +35,29 @@ class Passed:
 
 
 def make_engine(
-    folder: Path, *, cuda: bool, num_blocks: int = 200, budget: int = 40, mode: str = "auto", depth: int = 2
+    folder: Path,
+    *,
+    cuda: bool,
+    num_blocks: int = 200,
+    budget: int = 40,
+    mode: str = "auto",
+    depth: int = 2,
+    max_num_seqs: int = MAX_NUM_SEQS,
+    max_model_len: int = MAX_MODEL_LEN,
+    block_size: int = BLOCK_SIZE,
+    dtype: torch.dtype = torch.float32,
 ) -> LLMEngine:
-    model, config = load_model(folder, dtype=torch.float32, max_model_len=MAX_MODEL_LEN)
+    model, config = load_model(folder, dtype=dtype, max_model_len=max_model_len)
     shape = CacheShape(
         num_layers=config.num_layers,
         num_kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
-        block_size=BLOCK_SIZE,
+        block_size=block_size,
         num_blocks=num_blocks,
         num_host_blocks=num_blocks,
-        dtype=torch.float32,
+        dtype=dtype,
     )
-    state = SamplingState(max_num_seqs=MAX_NUM_SEQS + cuda, vocab_size=VOCAB, eos_token_ids=[3])
+    state = SamplingState(max_num_seqs=max_num_seqs + cuda, vocab_size=VOCAB, eos_token_ids=[3])
     sampler = Sampler(state, VOCAB)
     runner: CudaModelRunner | ModelRunner
     if cuda:
@@ -55,23 +65,23 @@ def make_engine(
             model,
             CudaKVCache(shape, CPU),
             sampler,
-            max_num_seqs=MAX_NUM_SEQS,
+            max_num_seqs=max_num_seqs,
             max_num_batched_tokens=budget,
-            max_model_len=MAX_MODEL_LEN,
+            max_model_len=max_model_len,
             make_event=Passed,
         )
     else:
         runner = ModelRunner(model, KVCache(shape), sampler, state)
     return LLMEngine(
         scheduler=Scheduler(
-            BlockManager(num_blocks=num_blocks, block_size=BLOCK_SIZE, num_host_blocks=num_blocks),
-            max_num_seqs=MAX_NUM_SEQS,
+            BlockManager(num_blocks=num_blocks, block_size=block_size, num_host_blocks=num_blocks),
+            max_num_seqs=max_num_seqs,
             max_num_batched_tokens=budget,
-            max_model_len=MAX_MODEL_LEN,
+            max_model_len=max_model_len,
             preemption=PreemptionPolicy(mode),
         ),
         runner=runner,
-        outputs=OutputProcessor(None, [3], MAX_MODEL_LEN),
+        outputs=OutputProcessor(None, [3], max_model_len),
         tokenizer=None,
         vocab_size=VOCAB,
         model_name="tiny",

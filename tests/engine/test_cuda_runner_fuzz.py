@@ -1,0 +1,163 @@
+"""
+Random work for the CUDA runner on a CPU, each kernel's reference in its place.
+
+However deep steps overlap, whoever is aborted, and however small cache, batch and budget are: an
+answer is what the CPU runner gives with room and time for everyone. In float64, so that no order of
+sums decides.
+"""
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from engine.llm_engine import LLMEngine
+from engine.request import Completion, FinishReason, Request, RequestOutput
+from engine.sampling_params import SamplingParams
+from tests.support.answers import run_all
+from tests.support.cuda_engine import MAX_MODEL_LEN, make_engine
+from tests.support.tiny_models import VOCAB, save_tiny_model
+
+KINDS = (
+    {},
+    {},
+    {"temperature": 0.9, "seed": 5},
+    {"temperature": 1.2, "seed": 6, "top_k": 20, "top_p": 0.9},
+    {"repetition_penalty": 1.3, "frequency_penalty": 0.5, "temperature": 0.7, "seed": 3},
+    {"logprobs": 3},
+    {"prompt_logprobs": 2, "logprobs": 1},
+    {"min_tokens": 5, "logit_bias": {3: 6.0, 17: 2.0}},
+    {"n": 3, "temperature": 1.0, "seed": 7},
+)
+PROMPT_LENGTHS = (1, 2, 3, 4, 5, 8, 9, 15, 16, 17, 33, 70, MAX_MODEL_LEN - 1)
+
+
+def make_requests(rng: random.Random) -> list[Request]:
+    """Of all kinds, many with a head in common and ends that come by chance."""
+    head = [rng.randrange(4, VOCAB) for _ in range(MAX_MODEL_LEN)]
+    requests = []
+    for index in range(rng.randint(3, 12)):
+        length = rng.choice(PROMPT_LENGTHS)
+        shared = rng.randint(0, length)
+        prompt = head[:shared] + [rng.randrange(4, VOCAB) for _ in range(length - shared)]
+        ends = tuple(rng.sample(range(4, VOCAB), rng.choice((0, 0, 12))))
+        params = SamplingParams(max_tokens=rng.randint(5, 30), stop_token_ids=ends, **rng.choice(KINDS))  # type: ignore[arg-type]
+        resumed = ()
+        if rng.random() < 0.2:
+            resumed = tuple(tuple(rng.randrange(4, VOCAB) for _ in range(rng.randint(0, 4))) for _ in range(params.n))
+        requests.append(
+            Request(str(index), np.array(prompt, np.int32), params, resumed=resumed, priority=rng.choice((0, 0, 1)))
+        )
+    return requests
+
+
+def play(engine: LLMEngine, requests: list[Request], rng: random.Random) -> Iterator[tuple[Request, RequestOutput]]:
+    """Add them over time, abort some, and some of these come again under the same id."""
+    todo, live = list(requests), dict[str, Request]()
+    while todo or engine.has_work:
+        while todo and (not engine.has_work or rng.random() < 0.4):
+            request = todo.pop(0)
+            live[request.request_id] = request
+            engine.add(request)
+        if live and rng.random() < 0.06:
+            request = live.pop(rng.choice(sorted(live)))
+            output = engine.abort(request.request_id)
+            if output is not None:
+                yield request, output
+            else:
+                live[request.request_id] = request
+            if output is not None and rng.random() < 0.5:
+                live[request.request_id] = request
+                engine.add(request)
+        for output in engine.step().finished:
+            yield live.pop(output.request_id), output
+        engine._scheduler.check()
+
+
+def assert_answer(want: Completion, got: Completion) -> None:
+    if got.finish_reason is FinishReason.ABORT:
+        assert got.token_ids == want.token_ids[: len(got.token_ids)]
+    else:
+        assert (got.token_ids, got.finish_reason) == (want.token_ids, want.finish_reason)
+    assert (got.logprobs is None) == (want.logprobs is None)
+    for one, other in zip(want.logprobs or (), got.logprobs or (), strict=False):
+        assert one.token_id == other.token_id
+        assert one.logprob == pytest.approx(other.logprob, abs=1e-6)
+
+
+def assert_prompt_logprobs(want: RequestOutput, got: RequestOutput, *, whole: bool) -> None:
+    assert (want.prompt_logprobs is None) == (got.prompt_logprobs is None)
+    for one, other in zip(want.prompt_logprobs or (), got.prompt_logprobs or (), strict=True):
+        if one is None or other is None:
+            assert one is other or not whole
+        else:
+            assert one.token_id == other.token_id
+            assert one.logprob == pytest.approx(other.logprob, abs=1e-6)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """A plain one with biases, and one with windows."""
+    paths = []
+    for name in ("llama with biases", "qwen2 with windows"):
+        paths.append(tmp_path_factory.mktemp("model"))
+        save_tiny_model(name, paths[-1])
+    return paths
+
+
+def check(folders: list[Path], seed: int) -> None:
+    rng = random.Random(seed)
+    folder = rng.choice(folders)
+    requests = make_requests(rng)
+    undisturbed = [replace(request, priority=0) for request in requests]
+    expected = run_all(make_engine(folder, cuda=False, num_blocks=800, budget=400, dtype=torch.float64), undisturbed)
+    block_size = rng.choice((1, 3, 4, 16))
+    longest = -(-MAX_MODEL_LEN // block_size)
+    engine = make_engine(
+        folder,
+        cuda=True,
+        depth=rng.randint(1, 3),
+        mode="recompute",
+        num_blocks=1 + longest + rng.choice((0, 3, longest)),
+        budget=rng.choice((1, 2, 5, 17, 40, 200)),
+        max_num_seqs=rng.choice((1, 2, 3, 6)),
+        block_size=block_size,
+        dtype=torch.float64,
+    )
+
+    finished = 0
+    for request, output in play(engine, requests, rng):
+        want = expected[request.request_id]
+        aborted = any(answer.finish_reason is FinishReason.ABORT for answer in output.completions)
+        finished += not aborted
+        for one, other in zip(want.completions, output.completions, strict=True):
+            assert_answer(one, other)
+        assert_prompt_logprobs(want, output, whole=not aborted)
+    blocks = engine._scheduler.blocks
+    assert blocks.num_free_blocks == blocks.num_usable_blocks
+
+
+@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(seed=st.integers(0, 2**32))
+def test_random_work_gives_the_answers_of_the_cpu(folders: list[Path], seed: int) -> None:
+    """
+    Late ends, aborts, slots and ids taken over by others, recomputes, shared prefixes, chunks of one token.
+    """
+    check(folders, seed)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@settings(max_examples=500, deadline=None, suppress_health_check=list(HealthCheck))
+@given(seed=st.integers(0, 2**32))
+def test_much_random_work_gives_the_answers_of_the_cpu(folders: list[Path], seed: int) -> None:
+    """
+    The same for many more seeds, new ones in every run.
+    """
+    check(folders, seed)
