@@ -89,11 +89,9 @@ class ModelRunner:
         found = {}
         for index, (chunk, first) in enumerate(zip(step.chunks, batch.first_rows, strict=True)):
             top = chunk.sequence.params.prompt_logprobs
-            # the prompt's last token predicts the answer, which is no part of the prompt
-            count = min(chunk.start + chunk.length, chunk.sequence.num_prompt_tokens - 1) - chunk.start
-            if top is not None and count > 0:
-                following = chunk.sequence.prompt[chunk.start + 1 : chunk.start + 1 + count]
-                found[index] = self._row_logprobs(hidden[first : first + count], torch.tensor(following), top)
+            following = torch.from_numpy(chunk.predicted_prompt)
+            if top is not None and len(following):
+                found[index] = self._row_logprobs(hidden[first : first + len(following)], following, top)
         return found
 
     def _row_logprobs(self, hidden: Tensor, next_ids: Tensor, top: int) -> list[TokenLogprob]:

@@ -128,6 +128,11 @@ class Chunk:
     samples: bool
     join: bool = False
 
+    @property
+    def predicted_prompt(self) -> TokenIds:
+        """The prompt's tokens that its own tokens predict, in order: the prompt's last one predicts the answer."""
+        return self.sequence.prompt[self.start + 1 : self.start + self.length + 1]
+
 
 @dataclass(frozen=True, slots=True)
 class BlockCopy:

@@ -228,11 +228,7 @@ class CudaModelRunner:
         return sent
 
     def _decode(self, packed: PackedStep, features: Feature) -> Sampled:
-        count = packed.num_decodes
-        if features & EAGER_SAMPLING:
-            kind = Sampling.LOGITS
-        else:
-            kind = Sampling.RANDOM if features & Feature.RANDOM else Sampling.GREEDY
+        count, kind = packed.num_decodes, _kind_of(features)
         if self.graphs is not None:
             self.graphs.replay(self.graphs.size_for(count), kind)
         else:
@@ -287,10 +283,10 @@ class CudaModelRunner:
             return None
         # the head runs over the rows that sample alone
         logits = self.model.logits(hidden.index_select(0, sent[prefill.sample_rows.place]))
-        if features & EAGER_SAMPLING:
+        kind = _kind_of(features)
+        if kind is Sampling.LOGITS:
             return self.sampler.sample(logits, packed.numbers[packed.slots.place].tolist(), features)
         token_ids = self._transfers.token_ids[: packed.slots.count]
-        kind = Sampling.RANDOM if features & Feature.RANDOM else Sampling.GREEDY
         self._pick(logits, sent[packed.slots.place], token_ids, kind)
         return Sampled(token_ids)
 
@@ -349,11 +345,9 @@ class CudaModelRunner:
         places = range(step.num_decodes, step.num_decodes + len(step.prefill_chunks))
         for index, chunk, first in zip(places, step.prefill_chunks, prefill.first_rows, strict=True):
             top = chunk.sequence.params.prompt_logprobs
-            # the prompt's last token predicts the answer, which is no part of the prompt
-            count = min(chunk.start + chunk.length, chunk.sequence.num_prompt_tokens - 1) - chunk.start
-            if top is not None and count > 0:
-                following = torch.from_numpy(chunk.sequence.prompt[chunk.start + 1 : chunk.start + 1 + count])
-                rows = hidden[first : first + count]
+            following = torch.from_numpy(chunk.predicted_prompt)
+            if top is not None and len(following):
+                rows = hidden[first : first + len(following)]
                 pieces = zip(
                     torch.split(rows, PROMPT_LOGPROB_ROWS), torch.split(following, PROMPT_LOGPROB_ROWS), strict=True
                 )
@@ -376,6 +370,12 @@ class CudaModelRunner:
         fetched, done = self._transfers.fetch(token_ids)
         order = packed.prefill.order if packed.prefill is not None else None
         return CudaTicket(done, Sampled(fetched, logprobs), order, prompt_logprobs)
+
+
+def _kind_of(features: Feature) -> Sampling:
+    if features & EAGER_SAMPLING:
+        return Sampling.LOGITS
+    return Sampling.RANDOM if features & Feature.RANDOM else Sampling.GREEDY
 
 
 def _reordered(values: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.int64]:
