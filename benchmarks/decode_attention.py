@@ -16,9 +16,7 @@ import argparse
 import itertools
 import json
 import math
-import statistics
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -26,6 +24,7 @@ from torch import Tensor
 
 from benchmarks.bandwidth import copy_bandwidth
 from benchmarks.compiling import faults_of
+from benchmarks.device_time import replayed_s
 from kernels.configs import tuned
 from kernels.cuda.decode_attention import launch
 from kernels.decode_attention import PagedDecode, num_splits_for, plan_paged_decode
@@ -114,29 +113,10 @@ def make_case(shape: Shape, batch: int, length: int, num_splits: int | None, num
     return Case(shape, query, plan, caches, num_bytes)
 
 
-def seconds_of(work: Callable[[], None], repeats: int) -> float:
-    """Median time of what was captured in a graph."""
-    work()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        work()
-    times = []
-    for _ in range(repeats + 1):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) / 1e3)
-    # the first replay uploads the graph
-    return statistics.median(times[1:])
-
-
 def measure(case: Case, config: Config, repeats: int) -> float:
     """Seconds of one call."""
     num_calls = max(8, len(case.caches))
-    return seconds_of(lambda: case.attend(config, num_calls), repeats) / num_calls
+    return replayed_s(lambda: case.attend(config, num_calls), repeats) / num_calls
 
 
 def config_of(shape: Shape) -> Config:

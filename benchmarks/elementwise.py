@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.bandwidth import copy_bandwidth
+from benchmarks.device_time import elapsed_s, replayed_s
 from kernels.activation import silu_mul
 from kernels.cuda.copy_blocks import BlockSwapper
 from kernels.cuda.rope import rope_and_store_triton
@@ -60,31 +61,6 @@ LAYERS = (Layer(4096, 14336, 32, 8, 128), Layer(896, 4864, 14, 2, 64))
 
 def random(*shape: int) -> Tensor:
     return torch.randn(shape, device="cuda", dtype=torch.bfloat16)
-
-
-def elapsed_s(work: Callable[[], object]) -> float:
-    """Of the device, the shortest of some."""
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    times = []
-    for _ in range(REPLAYS):
-        start.record()
-        work()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) / 1000)
-    return min(times)
-
-
-def replayed_s(work: Callable[[], object]) -> float:
-    """Of one launch among many in a CUDA graph."""
-    work()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(LAUNCHES):
-            work()
-    graph.replay()
-    return elapsed_s(graph.replay) / LAUNCHES
 
 
 def host_us(work: Callable[[], object]) -> float:
@@ -147,7 +123,7 @@ def report_kernels(limit: float) -> None:
             for dtype in (torch.bfloat16, torch.float8_e4m3fn):
                 cases += cache_cases(layer, num_tokens, dtype)
             for case in cases:
-                seconds = replayed_s(case.work)
+                seconds = replayed_s(case.work, REPLAYS, LAUNCHES)
                 line = {"kernel": case.name, "hidden": layer.hidden, "num_tokens": num_tokens, "seconds": seconds}
                 line |= {"of_copy": round(case.num_bytes / seconds / limit, 3)}
                 print(json.dumps(line | {"host_us": round(host_us(case.work), 1)}), flush=True)
@@ -162,13 +138,13 @@ def report_swaps(num_blocks: int = 256) -> None:
     swapper = BlockSwapper(host_pool[0].nbytes, layers[0].device)
     flat = torch.empty_like(host_pool, device="cuda")
     plain_s = {
-        "swap_out": elapsed_s(lambda: host_pool.copy_(flat, non_blocking=True)),
-        "swap_in": elapsed_s(lambda: flat.copy_(host_pool, non_blocking=True)),
+        "swap_out": elapsed_s(lambda: host_pool.copy_(flat, non_blocking=True), REPLAYS),
+        "swap_in": elapsed_s(lambda: flat.copy_(host_pool, non_blocking=True), REPLAYS),
     }
     chosen = torch.randperm(num_blocks)[: num_blocks // 2].numpy()
     for order, host_blocks in (("adjacent", range(num_blocks // 2)), ("scattered", range(0, num_blocks, 2))):
         for name, swap in (("swap_out", swapper.swap_out), ("swap_in", swapper.swap_in)):
-            seconds = elapsed_s(lambda swap=swap, ids=host_blocks: swap(layers, host_pool, chosen, ids))
+            seconds = elapsed_s(lambda swap=swap, ids=host_blocks: swap(layers, host_pool, chosen, ids), REPLAYS)
             line = {"kernel": name, "host_blocks": order, "seconds": seconds}
             line |= {"bytes_s": host_pool.nbytes / 2 / seconds, "of_copy": round(plain_s[name] / 2 / seconds, 3)}
             print(json.dumps(line), flush=True)

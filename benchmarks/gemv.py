@@ -26,7 +26,7 @@ from torch.nn import functional as F
 
 from benchmarks.bandwidth import copy_bandwidth
 from benchmarks.compiling import faults_of
-from benchmarks.decode_attention import seconds_of
+from benchmarks.device_time import replayed_s
 from kernels.cuda.gemv import WARP_SPAN, Config, config_for, launch
 
 # several times the 50 MB of L2 that an H200 has
@@ -80,7 +80,7 @@ class Case:
             for weight in self.weights:
                 multiply(self.x, weight, self.bias)
 
-        return seconds_of(calls, repeats) / len(self.weights)
+        return replayed_s(calls, repeats) / len(self.weights)
 
     def seconds_with(self, config: Config, repeats: int) -> float:
         return self.seconds(lambda x, weight, bias: launch(x, weight, bias, config), repeats)

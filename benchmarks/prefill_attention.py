@@ -27,7 +27,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from benchmarks.decode_attention import seconds_of
+from benchmarks.device_time import replayed_s
 from kernels.cuda.prefill_attention import Tiles, attend, attend_flash
 from kernels.prefill_attention import VarlenPart, varlen_attention_reference
 
@@ -137,7 +137,7 @@ def measure(shape: Shape, length: int, candidates: list[Candidate]) -> Speeds:
         if not error <= TOLERANCE:
             print(json.dumps({"shape": shape, "length": length, "skipped": engine, "because": f"wrong by {error:.2g}"}))
             continue
-        speeds[engine] = 4 * flops / seconds_of(_four_times(engine, inputs), 7) / 1e12
+        speeds[engine] = 4 * flops / replayed_s(_four_times(engine, inputs), 7) / 1e12
     return speeds
 
 

@@ -16,13 +16,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from benchmarks.device_time import replayed_s
 from benchmarks.roofline import H200
 from kernels.cuda import argmax as argmax_module
 from kernels.cuda import sampling as sampling_module
 from kernels.logprobs import token_logprobs
 from kernels.sampling import argmax, sample_slots
 
-REPLAYS = 20
+LAUNCHES, REPLAYS = 20, 5
 
 # temperature, top-k, top-p
 CASES = {
@@ -32,24 +33,6 @@ CASES = {
     "sharp_top_p": (0.25, 0, 0.9),
     "flat_top_p": (1.0, 0, 0.9),
 }
-
-
-def microseconds(work: Callable[[], object]) -> float:
-    """Time of one run within a graph that holds several."""
-    # compiled and warm before capture
-    work()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(REPLAYS):
-            work()
-    graph.replay()
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record()
-    graph.replay()
-    end.record()
-    torch.cuda.synchronize()
-    return begin.elapsed_time(end) * 1000 / REPLAYS
 
 
 def _slot_inputs(rows: int, heat: float, top_k: int, top_p: float) -> tuple[Tensor, ...]:
@@ -95,7 +78,7 @@ def main() -> None:
         for rows in options.rows:
             logits = (torch.randn(rows, vocab, device="cuda") * 3).bfloat16()
             for name, work in works(logits).items():
-                us = microseconds(work)
+                us = 1e6 * replayed_s(work, REPLAYS, LAUNCHES)
                 of_read = logits.nbytes / H200.read * 1e6 / us
                 facts = {"rows": rows, "vocab": vocab, "us": round(us, 1), "of_read_rate": round(of_read, 3)}
                 print(json.dumps({"case": name, **facts}), flush=True)
