@@ -49,7 +49,15 @@ def few_documents(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def slow_demo(few_documents: Path, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+def heeded_ctrl_c() -> Iterator[None]:
+    """Children heed SIGINT; those of a shell's background job would inherit that it is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def slow_demo(few_documents: Path, tmp_path: Path, heeded_ctrl_c: None) -> Iterator[subprocess.Popen[str]]:  # noqa: ARG001
     """A demo whose jobs take minutes, once its server and worker run."""
     command = [*FAKE, "--documents", str(few_documents), "--max-tokens", "4000", "--", "--fake-tokens-per-s", "50"]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as demo:
