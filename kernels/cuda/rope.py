@@ -136,13 +136,15 @@ def _rope_and_store_kernel(
         second = _norm_part(second, scale, query_weight, key_weight, HALF + pairs, in_row, asked, plain)
         if TAIL_PAD > 0:
             tail = _norm_part(tail, scale, query_weight, key_weight, past, past < HEAD_DIM, asked, plain)
+            tail = tail.to(qkv.dtype.element_ty)
 
     turns = mask & ~is_value[:, None]
     angle = tl.load(cos + (tokens * cos_stride)[:, None] + pairs[None, :], mask=turns, other=1.0)
     # the second half of the sines is the plain one; a value turns by no angle
     lift = tl.load(sin + (tokens * sin_stride)[:, None] + HALF + pairs[None, :], mask=turns, other=0.0)
     x, y = first.to(tl.float32), second.to(tl.float32)
-    first, second = (x * angle - y * lift).to(first.dtype), (y * angle + x * lift).to(first.dtype)
+    dtype = qkv.dtype.element_ty
+    first, second = (x * angle - y * lift).to(dtype), (y * angle + x * lift).to(dtype)
     tl.store(source + pairs[None, :], first, mask=turns)
     tl.store(source + HALF + pairs[None, :], second, mask=turns)
     if TAIL_PAD > 0 and query_weight is not None:
@@ -181,12 +183,11 @@ def _sum_of_squares(part):
 
 @triton.jit
 def _norm_part(part, scale, query_weight, key_weight, cols, mask, is_query, is_value):
-    """Scale, cast, and multiply by the weight of the row's kind; values stay."""
+    """Scale, and multiply by the weight of the row's kind, in float32: the rotation rounds; values stay."""
     query_scale = tl.load(query_weight + cols, mask=mask, other=0.0).to(tl.float32)[None, :]
     key_scale = tl.load(key_weight + cols, mask=mask, other=0.0).to(tl.float32)[None, :]
-    normed = (part.to(tl.float32) * scale).to(part.dtype).to(tl.float32)
-    normed = (normed * tl.where(is_query, query_scale, key_scale)).to(part.dtype)
-    return tl.where(is_value, part, normed)
+    wide = part.to(tl.float32)
+    return tl.where(is_value, wide, wide * scale * tl.where(is_query, query_scale, key_scale))
 
 
 @triton.jit
