@@ -21,14 +21,7 @@ end
 if v[1] == 'running' then
   redis.call('HSET', job, 'cancel', '1')
 elseif not TERMINAL[v[1]] then
-  if v[1] == 'queued' then
-    -- the entry stays, and is skipped at delivery (expire.lua says why)
-    count('queued:' .. v[2], -1)
-    count('queued_tokens:' .. v[2], -v[3])
-  else
-    redis.call('ZREM', key('delayed'), id)
-  end
-  settle_here(id, 'cancelled', now_ms())
+  end_waiting(id, v, 'cancelled', now_ms())
   return 'cancelled'
 end
 return v[1]

@@ -58,6 +58,19 @@ local function settle_here(id, status, now)
   end
 end
 
+-- End a job that waits; its entry, where it has one, stays and is skipped at delivery (expire.lua
+-- says why).
+--   v: the job's st, ln and tok
+local function end_waiting(id, v, status, now)
+  if v[1] == 'queued' then
+    count('queued:' .. v[2], -1)
+    count('queued_tokens:' .. v[2], -v[3])
+  else
+    redis.call('ZREM', key('delayed'), id)
+  end
+  settle_here(id, status, now)
+end
+
 -- back into its lane, before all that never ran; a job with a verdict ends instead
 local function hand_back(id, now)
   local job = key('j', id)

@@ -20,14 +20,8 @@ local ended = 0
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', key('deadlines'), '-inf', whole(now), 'LIMIT', 0, ARGV[1])) do
   redis.call('ZREM', key('deadlines'), id)
   local v = redis.call('HMGET', key('j', id), 'st', 'ln', 'tok')
-  if v[1] == 'queued' then
-    count('queued:' .. v[2], -1)
-    count('queued_tokens:' .. v[2], -v[3])
-  elseif v[1] == 'delayed' then
-    redis.call('ZREM', key('delayed'), id)
-  end
   if v[1] == 'queued' or v[1] == 'delayed' then
-    settle_here(id, 'expired', now)
+    end_waiting(id, v, 'expired', now)
     ended = ended + 1
   end
 end
