@@ -18,6 +18,10 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 Arg = str | bytes | int
 
+# parts that are no scripts by themselves, and how the first line of one asks for them
+SHARED = ("common", "ending", "admission")
+WITH = "-- with: "
+
 
 @dataclass(frozen=True, slots=True)
 class Script:
@@ -32,12 +36,13 @@ def load(name: str) -> Script:
     """
     The script of pagemill/lua/<name>.lua, with what it shares put before it.
 
-    That is common.lua for all, and ending.lua where the first line asks for it: making its
+    That is common.lua for all, and those of SHARED that the first line asks for: making their
     functions costs several microseconds a call.
     """
     folder = files("pagemill") / "lua"
     body = (folder / f"{name}.lua").read_bytes()
-    shared = ["common", "ending"] if body.startswith(b"-- with: ending\n") else ["common"]
+    first = body.partition(b"\n")[0].decode()
+    shared = ["common", *(first.removeprefix(WITH).split(", ") if first.startswith(WITH) else ())]
     source = b"\n".join([*((folder / f"{part}.lua").read_bytes() for part in shared), body])
     return Script(source, sha1(source, usedforsecurity=False).hexdigest())
 

@@ -1,0 +1,161 @@
+-- How a job gets in; for the scripts whose first line asks for it. Their ARGV[1] is the most tokens
+-- that may wait, and what they give for each job are the 13 arguments of submit.lua.
+
+local FIELDS = 13
+local TOKENS, TIMEOUT, TTL, SEED = 7, 8, 9, 11
+
+local limit = tonumber(ARGV[1])
+local now = now_ms()
+local accepted = whole(now)
+local added = {}
+
+-- tokens that wait in all lanes; read once, then kept up
+local function waiting_tokens()
+  local lanes = redis.call('HMGET', key('st'), 'queued_tokens:interactive', 'queued_tokens:standard',
+    'queued_tokens:bulk')
+  return (lanes[1] or 0) + (lanes[2] or 0) + (lanes[3] or 0)
+end
+
+-- INFO costs more than a submit: one call a second looks, the others read what it saw
+local function memory_full()
+  local guard = redis.call('GET', key('guard'))
+  if guard then
+    return false
+  end
+  local info = redis.pcall('INFO', 'memory')
+  local text = type(info) == 'string' and info or ''
+  local used = tonumber(string.match(text, 'used_memory:(%d+)') or 0)
+  local most = tonumber(string.match(text, 'maxmemory:(%d+)') or 0)
+  if most > 0 and used > 0.8 * most then
+    return true
+  end
+  redis.call('SET', key('guard'), 'ok', 'PX', 1000)
+  return false
+end
+
+local waiting = limit > 0 and waiting_tokens() or 0
+local full = memory_full()
+
+local function seen(first, first_print, print)
+  if first_print ~= print then
+    return { 'CONFLICT', first }
+  end
+  local v = redis.call('HMGET', key('j', first), 'st', 'ref')
+  return { 'DUP', first, v[1] or 'queued', v[2] or '' }
+end
+
+local function known(job, id, print, idem)
+  local first_print = redis.call('HGET', job, 'fp')
+  if first_print then
+    return seen(id, first_print, print)
+  end
+  local record = idem ~= '' and redis.call('GET', key('idem', idem))
+  if record then
+    local first
+    first, first_print = string.match(record, '^(%S+) (%S+)$')
+    return seen(first, first_print, print)
+  end
+  return nil
+end
+
+local function refuse(tokens)
+  if full then
+    return { 'BUSY', 'memory', '5000' }
+  end
+  -- a job above the limit by itself is taken when nothing else waits
+  if limit > 0 and waiting > 0 and waiting + tokens > limit then
+    return { 'BUSY', 'tokens', '5000' }
+  end
+  return nil
+end
+
+-- a tenant that wakes up starts at the lane's present, so that it cannot save up idle time
+local function wake(lane, tenant)
+  if not redis.call('ZSCORE', key('ring', lane), tenant) then
+    local times = redis.call('HMGET', key('vt', lane), tenant, '!now')
+    local start = math.max(tonumber(times[1] or 0), tonumber(times[2] or 0))
+    redis.call('ZADD', key('ring', lane), whole(start), tenant)
+    redis.call('HDEL', key('vt', lane), tenant)
+  end
+end
+
+local function add(job, id, print, idem, payload, ref, lane, tenant, tokens, timeout, ttl, streams, seed, metadata)
+  local stream = base .. ':s:' .. lane .. ':' .. tenant
+  local sum = added[stream]
+  if not sum then
+    open_stream(stream)
+    wake(lane, tenant)
+    sum = { lane, 0, 0 }
+    added[stream] = sum
+  end
+  local entry = redis.call('XADD', stream, '*', 'j', id, 'tok', tokens)
+  redis.call('HSET', job, 'st', 'queued', 'e', entry, 'ln', lane, 'tn', tenant, 'tok', tokens, 'acc', accepted,
+    'ttl', ttl, 'seed', seed, 'fp', print)
+  if ref ~= '' then
+    redis.call('HSET', job, 'ref', ref)
+  else
+    -- apart from the hash, which stays small enough to be stored compactly
+    redis.call('SET', key('d', id), payload)
+  end
+  -- what is the rule is left out: a short hash costs less to write and to keep
+  if timeout ~= '0' then
+    local deadline = whole(now + timeout)
+    redis.call('HSET', job, 'dl', deadline)
+    redis.call('ZADD', key('deadlines'), deadline, id)
+  end
+  if streams == '1' then
+    redis.call('HSET', job, 'stream', '1')
+  end
+  if metadata ~= '' then
+    redis.call('HSET', job, 'md', metadata)
+  end
+  if idem ~= '' then
+    redis.call('HSET', job, 'idem', idem)
+    redis.call('SET', key('idem', idem), id .. ' ' .. print)
+  end
+  waiting = waiting + tokens
+  sum[2], sum[3] = sum[2] + 1, sum[3] + tokens
+  return 1
+end
+
+-- Whatever a producer sends: a number that a later script cannot count with would stop the whole
+-- queue, not just this job.
+local function bounded(text, least, most)
+  local number = tonumber(text)
+  -- NaN is not equal to itself
+  if not number or number ~= number then
+    number = least
+  end
+  return whole(math.max(least, math.min(number, most)))
+end
+
+-- Why the job whose arguments begin at ARGV[i] is not to be added: a reply, or nil; writes nothing of
+-- the job.
+local function refusal(i)
+  ARGV[i + TOKENS] = bounded(ARGV[i + TOKENS], 0, 2 ^ 40)
+  ARGV[i + TIMEOUT] = bounded(ARGV[i + TIMEOUT], 0, 2 ^ 40)
+  ARGV[i + TTL] = bounded(ARGV[i + TTL], 1, 2 ^ 32)
+  -- seeds have 63 bits: too many for a Lua number
+  if not string.find(ARGV[i + SEED], '^%d+$') or #ARGV[i + SEED] > 19 then
+    ARGV[i + SEED] = '0'
+  end
+  return known(key('j', ARGV[i]), ARGV[i], ARGV[i + 1], ARGV[i + 2]) or refuse(tonumber(ARGV[i + TOKENS]))
+end
+
+local function take_in(i)
+  return add(key('j', ARGV[i]), unpack(ARGV, i, i + FIELDS - 1))
+end
+
+-- once, after all jobs: what several of them change together
+local function close_books()
+  local num_added = 0
+  for _, sum in pairs(added) do
+    count('queued:' .. sum[1], sum[2])
+    count('queued_tokens:' .. sum[1], whole(sum[3]))
+    num_added = num_added + sum[2]
+  end
+  if num_added > 0 then
+    count('accepted', num_added)
+    ring_bell()
+  end
+end
