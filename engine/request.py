@@ -353,6 +353,22 @@ class StepOutputs:
 
 
 @dataclass(frozen=True, slots=True)
+class Freeable:
+    """
+    What a priority may take from less urgent work, beside what is free.
+
+    Args:
+        seqs: Seats of running sequences that it could preempt.
+        tokens: Tokens of KV cache that these hold, and that less urgent requests which wait were promised.
+        passed: Less urgent sequences that wait; it goes ahead of them.
+    """
+
+    seqs: int = 0
+    tokens: int = 0
+    passed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Capacity:
     """
     What the engine could take now; the puller asks before it claims.
@@ -364,6 +380,7 @@ class Capacity:
         waiting_seqs: Sequences that wait inside the engine already.
         total_tokens: Size of the whole KV cache.
         max_model_len: Longest prompt plus answer.
+        freeable: What preemption would add, by priority; a priority beyond the end gains nothing.
     """
 
     free_seqs: int
@@ -371,3 +388,7 @@ class Capacity:
     waiting_seqs: int
     total_tokens: int
     max_model_len: int
+    freeable: tuple[Freeable, ...] = ()
+
+    def freeable_by(self, priority: int) -> Freeable:
+        return self.freeable[priority] if priority < len(self.freeable) else Freeable()

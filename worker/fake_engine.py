@@ -1,8 +1,8 @@
 """
 An engine without a model: for load tests of a queue, and for testing services that submit jobs.
 
-It takes and gives what the real engine does: it counts KV tokens, admits in order, runs a
-batch at a set speed, resumes, aborts. A token is one byte of UTF-8. An answer is letters that
+It takes and gives what the real engine does: it counts KV tokens, admits in order, preempts what
+is less urgent, runs a batch at a set speed, resumes, aborts. A token is one byte of UTF-8. An answer is letters that
 depend on the prompt, the seed and the answer's index alone, always `max_tokens` of them where
 the context allows it.
 """
@@ -10,6 +10,7 @@ the context allows it.
 import hashlib
 import itertools
 import time
+from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +22,7 @@ from engine.request import (
     Capacity,
     Completion,
     FinishReason,
+    Freeable,
     Request,
     RequestOutput,
     StepOutputs,
@@ -71,8 +73,10 @@ class _Job:
     # all tokens that each answer will have; the first `num_done` are "generated"
     answers: tuple[bytes, ...]
     num_done: int
+    arrival: int = 0
     # letters of each answer that were streamed
     num_shown: int = 0
+    started: bool = False
     cost: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -81,6 +85,15 @@ class _Job:
     @property
     def length(self) -> int:
         return len(self.answers[0])
+
+    @property
+    def num_seqs(self) -> int:
+        return self.request.params.n
+
+    @property
+    def order(self) -> tuple[int, int, str]:
+        """The smaller is served first and preempted last."""
+        return self.request.priority, self.arrival, self.request.request_id
 
 
 class FakeEngine:
@@ -115,9 +128,12 @@ class FakeEngine:
         self._tokens_per_s = tokens_per_s
         self._sleep = sleep
 
-        # all the mutable state there is; both in order of arrival
+        # all the mutable state there is
         self._waiting: dict[str, _Job] = {}
         self._running: dict[str, _Job] = {}
+        # the waiting ones, the most urgent first
+        self._line: list[tuple[int, int, str]] = []
+        self._arrivals = 0
         self._used_tokens = 0
         self._used_seqs = 0
         self._generated_tokens = 0
@@ -141,12 +157,17 @@ class FakeEngine:
             raise PromptTooLong(
                 f"the prompt has {len(request.prompt):,} tokens and the model takes {self.max_model_len - 1:,}"
             )
-        self._waiting[request.request_id] = _plan(request, min(request.params.max_tokens, room))
+        job = _plan(request, min(request.params.max_tokens, room))
+        job.arrival = self._arrivals
+        self._arrivals += 1
+        self._queue(job)
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """Forget a request and return what it has; None where it is not here."""
-        job = self._waiting.pop(request_id, None)
-        if job is None and request_id in self._running:
+        job = None
+        if request_id in self._waiting:
+            job = self._unqueue(request_id)
+        elif request_id in self._running:
             job = self._leave(request_id)
         return None if job is None else _output(job, FinishReason.ABORT)
 
@@ -171,14 +192,28 @@ class FakeEngine:
 
     def capacity(self) -> Capacity:
         waiting = self._waiting.values()
-        free_tokens = self.kv_tokens - self._used_tokens - sum(len(job.request.prompt) for job in waiting)
+        free_tokens = self.kv_tokens - self._used_tokens - sum(map(_promised, waiting))
         return Capacity(
             free_seqs=max(0, self.max_num_seqs - self._used_seqs),
             free_tokens=max(0, free_tokens),
-            waiting_seqs=sum(job.request.params.n for job in waiting),
+            waiting_seqs=sum(job.num_seqs for job in waiting),
             total_tokens=self.kv_tokens,
             max_model_len=self.max_model_len,
+            freeable=self._freeable(over_promised=max(0, -free_tokens)),
         )
+
+    def _freeable(self, *, over_promised: int) -> tuple[Freeable, ...]:
+        found = []
+        for priority in range(max((job.request.priority for job in self._jobs()), default=0)):
+            running = [job for job in self._running.values() if job.request.priority > priority]
+            passed = [job for job in self._waiting.values() if job.request.priority > priority]
+            tokens = sum(job.cost for job in running) + sum(map(_promised, passed))
+            seqs = sum(job.num_seqs for job in running)
+            found.append(Freeable(seqs, max(0, tokens - over_promised), sum(job.num_seqs for job in passed)))
+        return tuple(found)
+
+    def _jobs(self) -> Iterable[_Job]:
+        return itertools.chain(self._waiting.values(), self._running.values())
 
     def stats(self) -> FakeStats:
         return FakeStats(
@@ -198,27 +233,53 @@ class FakeEngine:
 
     def num_started(self, request_id: str) -> int:
         """Answers of a request that have computed something; 0 also when it is not here."""
-        job = self._running.get(request_id)
-        return job.request.params.n if job else 0
+        job = self._running.get(request_id) or self._waiting.get(request_id)
+        return job.num_seqs if job and job.started else 0
 
     def _admit(self) -> None:
         # in order: the first that does not fit keeps its place
-        while self._waiting:
-            job = next(iter(self._waiting.values()))
-            num_seqs = job.request.params.n
-            fits = self._used_tokens + job.cost <= self.kv_tokens and self._used_seqs + num_seqs <= self.max_num_seqs
-            if self._running and not fits:
+        while self._line:
+            job = self._waiting[self._line[0][-1]]
+            if not self._fits(job):
+                self._preempt_for(job)
+            if self._running and not self._fits(job):
                 return
-            del self._waiting[job.request.request_id]
+            self._unqueue(job.request.request_id)
             self._running[job.request.request_id] = job
             self._used_tokens += job.cost
-            self._used_seqs += num_seqs
-            self._prompt_tokens += len(job.request.prompt)
+            self._used_seqs += job.num_seqs
+            self._prompt_tokens += 0 if job.started else len(job.request.prompt)
+            job.started = True
+
+    def _fits(self, job: _Job, tokens: int = 0, seqs: int = 0) -> bool:
+        """Whether a job could run, with so much more than now is free."""
+        has_tokens = self._used_tokens - tokens + job.cost <= self.kv_tokens
+        return has_tokens and self._used_seqs - seqs + job.num_seqs <= self.max_num_seqs
+
+    def _preempt_for(self, job: _Job) -> None:
+        """Have less urgent ones wait, the last first, where that makes room; they keep what they have done."""
+        less_urgent = [one for one in self._running.values() if one.request.priority > job.request.priority]
+        victims: list[_Job] = []
+        for victim in sorted(less_urgent, key=lambda one: one.order, reverse=True):
+            victims.append(victim)
+            if self._fits(job, sum(one.cost for one in victims), sum(one.num_seqs for one in victims)):
+                for one in victims:
+                    self._queue(self._leave(one.request.request_id))
+                return
+
+    def _queue(self, job: _Job) -> None:
+        self._waiting[job.request.request_id] = job
+        insort(self._line, job.order)
+
+    def _unqueue(self, request_id: str) -> _Job:
+        job = self._waiting.pop(request_id)
+        del self._line[bisect_left(self._line, job.order)]
+        return job
 
     def _leave(self, request_id: str) -> _Job:
         job = self._running.pop(request_id)
         self._used_tokens -= job.cost
-        self._used_seqs -= job.request.params.n
+        self._used_seqs -= job.num_seqs
         return job
 
     def _stride(self) -> int:
@@ -235,6 +296,11 @@ def _plan(request: Request, length: int) -> _Job:
         fresh = hashlib.shake_128(key).digest(length).translate(_LETTERS)
         answers.append((bytes(tokens) + fresh[len(tokens) :])[:length])
     return _Job(request, tuple(answers), num_done=min(length, *map(len, resumed)))
+
+
+def _promised(job: _Job) -> int:
+    # what a waiting job is sure to need
+    return len(job.request.prompt) + job.num_done * job.num_seqs
 
 
 def _deltas(job: _Job) -> list[TextDelta]:

@@ -4,14 +4,16 @@ import numpy as np
 import pytest
 
 from engine.errors import EmptyPrompt, PromptTooLong
-from engine.request import FinishReason, Request, RequestOutput
+from engine.request import FinishReason, Freeable, Request, RequestOutput
 from engine.sampling_params import SamplingParams
 from worker.fake_engine import ByteTokenizer, FakeEngine
 
 
-def request(name: str, text: str = "hello", resumed: tuple[tuple[int, ...], ...] = (), **params: int) -> Request:
+def request(
+    name: str, text: str = "hello", resumed: tuple[tuple[int, ...], ...] = (), priority: int = 0, **params: int
+) -> Request:
     options = {"max_tokens": 12, **params}
-    return Request(name, ByteTokenizer().encode(text), SamplingParams(**options), resumed=resumed)
+    return Request(name, ByteTokenizer().encode(text), SamplingParams(**options), resumed=resumed, priority=priority)
 
 
 def run(engine: FakeEngine) -> dict[str, RequestOutput]:
@@ -148,3 +150,53 @@ def test_the_stream_of_a_resumed_request_begins_at_its_beginning() -> None:
     outputs = engine.step()
 
     assert outputs.finished[0].completions[0].text == "".join(delta.text for delta in outputs.deltas)
+
+
+def test_urgent_work_preempts_in_the_next_step() -> None:
+    """
+    A more urgent request takes the place of the youngest of the least urgent, which goes on later where it was.
+    """
+    engine = FakeEngine(max_num_seqs=2, tokens_per_s=1.0, sleep=lambda _: None)
+    for name, priority in (("standard", 1), ("bulk", 2), ("more bulk", 2)):
+        engine.add(request(name, priority=priority))
+    engine.step()
+    engine.add(request("urgent", priority=0, max_tokens=2))
+    engine.step()
+    progress = engine.progress(["standard", "bulk", "urgent"])
+    outputs = run(engine)
+
+    assert {"standard": 2, "bulk": 1, "urgent": 1} == {name: len(answers[0]) for name, answers in progress.items()}
+    assert "bulk" in outputs
+    assert 12 + 12 + 12 + 2 == engine.stats().generated_tokens
+    assert 4 * 5 == engine.stats().prompt_tokens
+
+
+def test_nobody_is_preempted_in_vain() -> None:
+    """
+    Where all less urgent work together does not make room, it goes on.
+    """
+    engine = FakeEngine(max_num_seqs=2, tokens_per_s=1.0, sleep=lambda _: None)
+    engine.add(request("a", priority=0))
+    engine.add(request("b", priority=2))
+    engine.step()
+    engine.add(request("c", priority=1, n=2))
+    engine.step()
+
+    assert [2, 2] == [len(answers[0]) for answers in engine.progress(["a", "b"]).values()]
+
+
+def test_capacity_says_what_preemption_would_free() -> None:
+    """
+    Each priority is told what less urgent work holds and was promised, and how much of it waits.
+    """
+    engine = FakeEngine(max_num_seqs=2, kv_tokens=30, tokens_per_s=1.0, sleep=lambda _: None)
+    for name, priority in (("standard", 1), ("bulk", 2)):
+        engine.add(request(name, priority=priority, max_tokens=5))
+    engine.step()
+    engine.add(request("waits", "twelve bytes", priority=2))
+    capacity = engine.capacity()
+
+    assert (0, 0, 1) == (capacity.free_seqs, capacity.free_tokens, capacity.waiting_seqs)
+    # of 30 tokens the standard one holds 10
+    assert (Freeable(2, 30, 1), Freeable(1, 20, 1)) == capacity.freeable
+    assert Freeable() == capacity.freeable_by(2)
