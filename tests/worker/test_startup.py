@@ -12,7 +12,7 @@ import pytest
 from pagemill.client import Client
 from producers.local_redis import local_redis
 from tests.support.services import CHECKOUT, worker_process
-from worker.__main__ import served_names
+from worker.process import served_names
 from worker.settings import WorkerSettings
 
 

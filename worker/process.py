@@ -1,0 +1,276 @@
+"""
+The worker process: builds the parts, serves until told to stop.
+
+The only place that builds things.
+"""
+
+import asyncio
+import contextlib
+import gc
+import os
+import secrets
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import structlog
+
+from engine.config import USUAL_LIMITS, EngineConfig
+from engine.errors import ModelNotFound, StartupError
+from pagemill.connection import connect_async
+from pagemill.consumer import Consumer
+from pagemill.errors import PagemillError, QueueUnavailable, SettingsError
+from pagemill.object_store import ObjectStore, open_store
+from worker import exits
+from worker.engine_port import Engine, Tokenizer
+from worker.fake_engine import FakeEngine
+from worker.health import health_endpoint
+from worker.heartbeat import Heartbeat
+from worker.intake import Intake
+from worker.logs import configure_logging
+from worker.puller import LookAhead, default_look_ahead
+from worker.results import ResultMaker
+from worker.service import Service, ServiceOptions
+from worker.settings import WorkerSettings
+
+log = structlog.get_logger("worker")
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+# the engine's thread must not wait long for the interpreter lock while others hold it
+SWITCH_INTERVAL_S = 0.0005
+
+
+def run(settings: WorkerSettings) -> int:
+    """Be a worker to its end; returns the exit code."""
+    configure_logging(settings.log_format, settings.log_level)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    # read when torch is imported: threads that spin while they wait take the cores from all others
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    try:
+        return asyncio.run(serve(settings))
+    except SettingsError as error:
+        return _explain(error, exits.SETTINGS)
+    except (PagemillError, StartupError) as error:
+        return _explain(error, exits.STARTUP)
+    except KeyboardInterrupt:
+        return exits.STARTUP
+
+
+async def serve(settings: WorkerSettings) -> int:
+    """
+    Build a worker and run it to its end; returns the exit code.
+
+    The server is asked before the model is loaded: a mistake there shows at once.
+
+    Raises:
+        PagemillError, StartupError: what the operator has to change.
+    """
+    worker_id = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+    store = open_store(settings.object_store) if settings.object_store else None
+    redis = connect_async(settings.redis_url)
+    try:
+        consumer = Consumer(redis, settings.queue, worker_id=worker_id, lease_ms=round(settings.lease_s * 1000))
+        await _check_server(consumer, allow_unsafe=settings.allow_unsafe_redis)
+        started: list[Service] = []
+        async with _health(settings, started):
+            engine, tokenizer = await asyncio.to_thread(build_engine, settings)
+            # what is there now stays: the collector need not walk a million objects of libraries between two steps
+            gc.collect()
+            gc.freeze()
+            service = build_service(settings, consumer, store, engine, tokenizer)
+            started.append(service)
+            return await _run(service)
+    finally:
+        await redis.aclose()
+
+
+async def _check_server(consumer: Consumer, *, allow_unsafe: bool) -> None:
+    try:
+        warnings = await consumer.check_server(allow_unsafe=allow_unsafe)
+    except QueueUnavailable as error:
+        reason = str(error).rstrip(".")
+        raise QueueUnavailable(f"{reason}. Is a Redis running there? --redis-url says where to look") from None
+    for warning in warnings:
+        log.warning("server.warning", message=warning)
+
+
+async def _run(service: Service) -> int:
+    _stop_on_signals(service)
+    try:
+        await service.run()
+    except Exception as error:
+        # jobs have been handed back, or go to other workers when their leases run out
+        log.critical("worker.ended", error=f"{type(error).__name__}: {error}", exc_info=error)
+        return exits.FAILED
+    finally:
+        for number in STOP_SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+    return exits.DRAINED
+
+
+def build_engine(settings: WorkerSettings) -> tuple[Engine, Tokenizer]:
+    """
+    Raises:
+        StartupError: the device cannot be used, or the model is not there or does not fit.
+    """
+    if settings.engine == "fake":
+        usual = USUAL_LIMITS["cpu"]
+        fake = FakeEngine(
+            model_name=settings.served_model_name or "fake",
+            max_num_seqs=settings.max_num_seqs or usual.max_num_seqs,
+            max_num_batched_tokens=settings.max_num_batched_tokens or usual.max_num_batched_tokens,
+            max_model_len=settings.max_model_len or 8192,
+            kv_tokens=settings.fake_kv_tokens,
+            tokens_per_s=settings.fake_tokens_per_s,
+        )
+        return fake, fake.tokenizer
+
+    # torch takes seconds to import, and the fake engine does not need it
+    from engine.load import load_engine
+    from worker.models import resolve_model
+
+    if settings.model is None:
+        raise ModelNotFound("no model is set: give --model a folder, a .gguf file or a name of `pagemill models list`")
+    engine = load_engine(_engine_config(settings, resolve_model(settings.model)))
+    if engine.tokenizer is None:
+        raise ModelNotFound(f"{settings.model} has no tokenizer.json: the worker cannot read text without it")
+    return engine, engine.tokenizer
+
+
+def build_service(
+    settings: WorkerSettings, consumer: Consumer, store: ObjectStore | None, engine: Engine, tokenizer: Tokenizer
+) -> Service:
+    model, *aliases = served_names(settings, engine.model_name)
+    look_ahead = _look_ahead(settings, engine)
+    log.info(
+        "engine.ready",
+        model=model,
+        aliases=aliases,
+        kv_cache_tokens=engine.kv_tokens,
+        max_model_len=engine.max_model_len,
+        concurrency_at_max_model_len=round(engine.kv_tokens / engine.max_model_len, 1),
+        max_num_seqs=engine.max_num_seqs,
+        look_ahead_jobs=look_ahead.jobs,
+        queue=settings.queue,
+        worker=consumer.worker_id,
+    )
+    return Service(
+        consumer=consumer,
+        engine=engine,
+        intake=Intake(
+            tokenizer=tokenizer,
+            models=frozenset({model, *aliases}),
+            max_model_len=engine.max_model_len,
+            fingerprint=engine.fingerprint,
+            store=store,
+            shared_tenants=settings.shared_tenants,
+        ),
+        results=ResultMaker(tokenizer=tokenizer, model=model, worker_id=consumer.worker_id),
+        store=store,
+        heartbeat=Heartbeat({"model": model, "max_model_len": engine.max_model_len, "engine": settings.engine}),
+        options=_service_options(settings, look_ahead, tuple(aliases)),
+    )
+
+
+def _service_options(settings: WorkerSettings, look_ahead: LookAhead, aliases: tuple[str, ...]) -> ServiceOptions:
+    return ServiceOptions(
+        lease_s=settings.lease_s,
+        drain_s=settings.drain_s,
+        look_ahead=look_ahead,
+        inline_result_bytes=settings.inline_result_bytes,
+        max_attempts=settings.max_attempts,
+        intake_threads=settings.intake_threads,
+        step_timeout_s=settings.step_timeout_s,
+        aliases=aliases,
+    )
+
+
+def served_names(settings: WorkerSettings, folder_name: str) -> list[str]:
+    """
+    The names that jobs may ask for, the one that results carry first.
+
+    A name that the operator chose stands alone: another queue may serve the same folder.
+    """
+    if settings.served_model_name is not None:
+        return [settings.served_model_name]
+    if settings.model is None or settings.engine == "fake":
+        return [folder_name]
+    path = Path(settings.model).expanduser()
+    given = path.stem if path.suffix == ".gguf" else settings.model
+    if path.is_dir():
+        given = path.resolve().name
+    return [given] if given == folder_name else [given, folder_name]
+
+
+def _look_ahead(settings: WorkerSettings, engine: Engine) -> LookAhead:
+    usual = default_look_ahead(
+        max_num_seqs=engine.max_num_seqs,
+        max_num_batched_tokens=engine.max_num_batched_tokens,
+        max_model_len=engine.max_model_len,
+    )
+    if settings.look_ahead_jobs is None:
+        return usual
+    return LookAhead(jobs=settings.look_ahead_jobs, tokens=usual.tokens)
+
+
+def _engine_config(settings: WorkerSettings, folder: Path) -> EngineConfig:
+    return EngineConfig(
+        model=folder,
+        device=settings.device,
+        dtype=settings.dtype,
+        block_size=settings.block_size,
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        max_model_len=settings.max_model_len,
+        gpu_memory_utilization=settings.gpu_memory_utilization,
+        kv_cache_bytes=settings.kv_cache_bytes,
+        swap_space_bytes=settings.swap_space_bytes,
+        cuda_graphs=settings.cuda_graphs,
+        prefix_caching=settings.prefix_caching,
+        shared_tenants=settings.shared_tenants,
+        preemption=settings.preemption,
+        load_format=settings.load_format,
+        num_threads=settings.num_threads,
+    )
+
+
+@contextlib.asynccontextmanager
+async def _health(settings: WorkerSettings, started: list[Service]) -> AsyncIterator[None]:
+    """Serve the health endpoint where a port is set; loading counts as healthy and not ready."""
+    if settings.health_port is None:
+        yield
+        return
+    endpoint = health_endpoint(
+        settings.health_host,
+        settings.health_port,
+        healthy=lambda: all(service.healthy for service in started),
+        ready=lambda: bool(started) and started[0].ready,
+    )
+    async with contextlib.AsyncExitStack() as stack:
+        try:
+            port = await stack.enter_async_context(endpoint)
+        except OSError as error:
+            address = f"{settings.health_host}:{settings.health_port}"
+            message = (
+                f"the health endpoint cannot listen at {address} ({error.strerror}): "
+                "choose another --health-host or --health-port"
+            )
+            raise SettingsError(message) from None
+        log.info("health.listening", host=settings.health_host, port=port)
+        yield
+
+
+def _stop_on_signals(service: Service) -> None:
+    loop = asyncio.get_running_loop()
+
+    # not the loop's own handlers: these go with the loop, and a late signal would then kill us on the way out
+    for number in STOP_SIGNALS:
+        signal.signal(number, lambda *_: loop.call_soon_threadsafe(service.stop))
+
+
+def _explain(error: Exception, code: int) -> int:
+    print(f"pagemill worker: {error}", file=sys.stderr)
+    return code
