@@ -315,9 +315,7 @@ class AsyncClient:
 
     async def stats(self) -> QueueStats:
         """Counters of this client's queue."""
-        keys = self._directory.own
-        counters, delayed = await self._pipeline(("HGETALL", keys.stats), ("ZCARD", keys.delayed))
-        return calls.read_stats(counters, delayed)
+        return calls.read_stats(*await self._pipeline(*calls.stats_commands(self._directory.own)))
 
     async def workers(self) -> dict[str, dict[str, str]]:
         """What the living workers of this client's queue say of themselves, by worker id."""

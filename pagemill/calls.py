@@ -8,6 +8,7 @@ from pagemill.keys import QueueKeys
 from pagemill.messages import (
     Accepted,
     Checkpoint,
+    DeathCause,
     Delivery,
     Finished,
     JobState,
@@ -85,7 +86,11 @@ def pull(
     keys: QueueKeys, worker_id: str, *, max_jobs: int, max_tokens: int, job_cap_tokens: int, lease_ms: int, turn: int
 ) -> Call[tuple[bool, list[Delivery]]]:
     args: list[Arg] = [worker_id, max_jobs, max_tokens, job_cap_tokens, lease_ms, PULL_LOOKS, turn]
-    return Call(load("pull"), keys.base, args, lambda reply: (reply[0] == 1, [_delivery(row) for row in reply[1:]]))
+    return Call(load("pull"), keys.base, args, _claim)
+
+
+def _claim(reply: list[Any]) -> tuple[bool, list[Delivery]]:
+    return reply[0] == 1, [_delivery(row) for row in reply[1:]]
 
 
 def _delivery(row: list[bytes]) -> Delivery:
@@ -113,10 +118,20 @@ def _delivery(row: list[bytes]) -> Delivery:
     )
 
 
+def take_suspects(keys: QueueKeys, worker_id: str, *, lease_ms: int, turn: int) -> Call[tuple[bool, list[Delivery]]]:
+    args: list[Arg] = [worker_id, lease_ms, PULL_LOOKS, turn]
+    return Call(load("take_suspects"), keys.base, args, _claim)
+
+
 def renew(
-    keys: QueueKeys, worker_id: str, held: Sequence[Delivery], checkpoints: Mapping[str, Checkpoint]
+    keys: QueueKeys,
+    worker_id: str,
+    held: Sequence[Delivery],
+    checkpoints: Mapping[str, Checkpoint],
+    *,
+    lease_ms: int,
 ) -> Call[Renewal]:
-    args: list[Arg] = [worker_id]
+    args: list[Arg] = [worker_id, lease_ms]
     for job in held:
         args += [job.job_id, job.stream, job.entry_id]
         saved = checkpoints.get(job.job_id)
@@ -145,6 +160,11 @@ def finish(keys: QueueKeys, worker_id: str, ends: Sequence[Finished], records: S
 def retry(keys: QueueKeys, worker_id: str, job: Delivery, *, delay_ms: int, why: str) -> Call[Outcome]:
     args: list[Arg] = [worker_id, job.job_id, job.stream, job.entry_id, delay_ms, why]
     return Call(load("retry"), keys.base, args, _outcome)
+
+
+def bury(keys: QueueKeys, worker_id: str, job: Delivery, *, why: DeathCause, message: str) -> Call[Outcome]:
+    args: list[Arg] = [worker_id, job.job_id, job.stream, job.entry_id, why, message]
+    return Call(load("bury"), keys.base, args, _outcome)
 
 
 def _outcome(reply: bytes) -> Outcome:
@@ -238,15 +258,23 @@ def read_status(queue: str, job_id: str, values: Sequence[bytes | None]) -> JobS
     )
 
 
-def read_stats(counters: Mapping[bytes, bytes], delayed: int) -> QueueStats:
-    """Counters of the hash `st`, and how many jobs are put off."""
+def stats_commands(keys: QueueKeys) -> list[tuple[str, ...]]:
+    """What `read_stats` reads the replies of."""
+    return [("HGETALL", keys.stats), ("ZCARD", keys.delayed), ("XLEN", keys.dead)]
+
+
+def read_stats(counters: Mapping[bytes, bytes], delayed: int, dead: int) -> QueueStats:
+    """Counters of the hash `st`, and how many jobs are put off or dead."""
     values: dict[str, Any] = {name.decode(): int(value) for name, value in counters.items()}
-    totals = {name: value for name, value in values.items() if ":" not in name and name != "running"}
+    no_totals = ("running", "suspects", "groups")
+    totals = {name: value for name, value in values.items() if ":" not in name and name not in no_totals}
     return QueueStats(
         queued={lane: values.get(f"queued:{lane}", 0) for lane in LANES},
         queued_tokens={lane: values.get(f"queued_tokens:{lane}", 0) for lane in LANES},
         running=values.get("running", 0),
         delayed=delayed,
+        suspects=values.get("suspects", 0),
+        dead=dead,
         totals=totals,
     )
 

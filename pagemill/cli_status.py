@@ -20,7 +20,7 @@ def overview_lines(stats: QueueStats, workers: Mapping[str, Mapping[str, str]]) 
         [(lane, f"{stats.queued[lane]:,}", f"{stats.queued_tokens[lane]:,}") for lane in stats.queued],
     )
     yield ""
-    yield f"running {stats.running:,}, delayed {stats.delayed:,}"
+    yield f"running {stats.running:,}, delayed {stats.delayed:,}, suspects {stats.suspects:,}, dead {stats.dead:,}"
     if stats.totals:
         yield "ever    " + ", ".join(f"{name} {value:,}" for name, value in sorted(stats.totals.items()))
     yield ""

@@ -11,8 +11,18 @@ from redis.exceptions import NoScriptError, RedisError
 from pagemill import calls
 from pagemill.connection import judge, read_facts, send_once
 from pagemill.keys import MODELS, QueueKeys
-from pagemill.messages import Checkpoint, Delivery, Finished, Outcome, QueueStats, Renewal, SweepReport, TokenDelta
-from pagemill.scripts import run_async, run_many_async, translated
+from pagemill.messages import (
+    Checkpoint,
+    DeathCause,
+    Delivery,
+    Finished,
+    Outcome,
+    QueueStats,
+    Renewal,
+    SweepReport,
+    TokenDelta,
+)
+from pagemill.scripts import Call, run_async, run_many_async, translated
 
 # streams that one sweep tidies
 TIDY = 32
@@ -84,12 +94,7 @@ class Consumer:
             job_cap_tokens: What one job's estimate counts at most, 0 for no limit. Estimates are
                 rough: with the engine's whole cache here, every job fits into an idle worker.
         """
-        if self._reply_lost:
-            # in this order: should it fail too, the next one begins a later turn
-            self._turn += 1
-            disown = calls.disown(self.keys, self.worker_id, turn=self._turn, known=sorted(self._held))
-            await run_async(self._redis, disown)
-            self._reply_lost = False
+        await self._disown()
         pulled: list[Delivery] = []
         again = True
         while again and len(pulled) < max_jobs and max_tokens > 0:
@@ -101,6 +106,41 @@ class Consumer:
         self._held.update((job.stream, job.entry_id) for job in pulled)
         return pulled
 
+    async def take_suspects(self) -> list[Delivery]:
+        """
+        Claim one group of suspects; empty where none waits, or where a peer runs some.
+
+        For a worker that holds nothing, and takes nothing else before they have ended: if they end
+        it, the blame must be theirs. They are renewed, finished and handed back as all jobs are.
+        While this worker runs some, its peers get none.
+        """
+        await self._disown()
+        again, jobs = True, list[Delivery]()
+        while again and not jobs:
+            call = calls.take_suspects(self.keys, self.worker_id, lease_ms=self.lease_ms, turn=self._turn)
+            again, jobs = await self._claim(call)
+        self._held.update((job.stream, job.entry_id) for job in jobs)
+        return jobs
+
+    async def num_suspects_waiting(self) -> int:
+        """
+        Suspects that wait and that nobody looks after: 0 while a peer runs others.
+        """
+        with translated():
+            async with self._redis.pipeline(transaction=False) as pipeline:
+                pipeline.execute_command("GET", self.keys.isolation)
+                pipeline.execute_command("HGET", self.keys.stats, "suspects")
+                holder, waiting = await pipeline.execute()
+        return 0 if holder not in (None, self.worker_id.encode()) else int(waiting or 0)
+
+    async def _disown(self) -> None:
+        if self._reply_lost:
+            # in this order: should it fail too, the next one begins a later turn
+            self._turn += 1
+            disown = calls.disown(self.keys, self.worker_id, turn=self._turn, known=sorted(self._held))
+            await run_async(self._redis, disown)
+            self._reply_lost = False
+
     async def _pull_once(self, max_jobs: int, max_tokens: int, job_cap_tokens: int) -> tuple[bool, list[Delivery]]:
         call = calls.pull(
             self.keys,
@@ -111,6 +151,9 @@ class Consumer:
             lease_ms=self.lease_ms,
             turn=self._turn,
         )
+        return await self._claim(call)
+
+    async def _claim(self, call: Call[tuple[bool, list[Delivery]]]) -> tuple[bool, list[Delivery]]:
         # until the reply is read, entries may be ours without our knowing
         self._reply_lost = True
         with translated():
@@ -131,7 +174,8 @@ class Consumer:
         """
         parts = [held[start : start + calls.BATCH] for start in range(0, len(held), calls.BATCH)]
         renewals = await run_many_async(
-            self._redis, [calls.renew(self.keys, self.worker_id, part, checkpoints or {}) for part in parts]
+            self._redis,
+            [calls.renew(self.keys, self.worker_id, part, checkpoints or {}, lease_ms=self.lease_ms) for part in parts],
         )
         lost = frozenset[str]().union(*(renewal.lost for renewal in renewals))
         self._let_go(*(job for job in held if job.job_id in lost))
@@ -165,6 +209,18 @@ class Consumer:
         outcome = await run_async(
             self._redis, calls.retry(self.keys, self.worker_id, delivery, delay_ms=delay_ms, why=why)
         )
+        self._let_go(delivery)
+        return outcome
+
+    async def bury(self, delivery: Delivery, *, why: DeathCause, message: str) -> Outcome:
+        """
+        Give a job up: it ends as failed, once, and stays among the dead letters with its payload.
+
+        Args:
+            message: Why, for whoever submitted the job and for the operator.
+        """
+        call = calls.bury(self.keys, self.worker_id, delivery, why=why, message=message)
+        outcome = await run_async(self._redis, call)
         self._let_go(delivery)
         return outcome
 
@@ -260,10 +316,9 @@ class Consumer:
         """The queue's counters."""
         with translated():
             async with self._redis.pipeline(transaction=False) as pipeline:
-                pipeline.execute_command("HGETALL", self.keys.stats)
-                pipeline.execute_command("ZCARD", self.keys.delayed)
-                counters, delayed = await pipeline.execute()
-        return calls.read_stats(counters, delayed)
+                for command in calls.stats_commands(self.keys):
+                    pipeline.execute_command(*command)
+                return calls.read_stats(*await pipeline.execute())
 
     def _let_go(self, *jobs: Delivery) -> None:
         self._held.difference_update((job.stream, job.entry_id) for job in jobs)

@@ -18,6 +18,9 @@ keeps them in one slot. The scripts build the same names from the base (lua/comm
     t:<id>              stream  PUBLISH, FINISH         result_ttl_s after the job's end
     idem:<name>         string  SUBMIT                  result_ttl_s after the job's end
     delayed             zset    RETRY, PROMOTE          with its last member
+    sus                 list    OBITUARY, RECLAIM       with its last member; groups of suspects that wait
+    g:<group>           list    OBITUARY, RECLAIM       with its last member; jobs of a group
+    dead                stream  OBITUARY, BURY          stays; entries are requeued or purged by the operator
     deadlines           zset    SUBMIT, EXPIRE          with its last member
     ev                  stream  every end of a job      stays; trimmed to about 100,000 entries
     st                  hash    all                     stays
@@ -25,16 +28,23 @@ keeps them in one slot. The scripts build the same names from the base (lua/comm
     workers             zset    HEARTBEAT, COLLECT      with its last member
     orphans             list    ends without a worker   a week after the last one; at most 10,000
     hold:<worker>       string  PULL                    two leases after it was set
-    turn:<worker>       string  DISOWN                  after an hour
+    turn:<worker>       string  DISOWN, OBITUARY        after an hour
     bell                list    SUBMIT, hand-backs      a minute after it was rung
     guard               string  SUBMIT                  after a second
     lock:sweep          string  LOCK                    after one turn of the sweeper
+    lock:suspects       string  TAKE_SUSPECTS           a lease after its worker's last sign
+    server              hash    RECLAIM                 stays
     ch:<id>             channel every end of a job      -
 
 Fields of j:<id>: st state, fp fingerprint, ln lane, tn tenant, tok tokens, e entry, own
-worker, att attempt, lapses leases that ran out, cost tokens that its tenant was charged for it,
-acc accepted ms, run started ms, end ended ms, dl deadline ms, ttl, stream, seed, idem, ref the
-payload's object, md metadata, ckm checkpoint meta, cancel, why.
+worker, att attempt, lapses leases that ran out, g group of suspects, crash workers that died while
+it ran alone, cost tokens that its tenant was charged for it, acc accepted ms, run started ms, end
+ended ms, dl deadline ms, ttl, stream, seed, idem, ref the payload's object, md metadata, ckm
+checkpoint meta, cancel, why.
+
+Fields of an entry of dead: j job, why, msg message, at ms, worker, timeout ms where the job had a
+deadline; d payload, or ref its object, or raw what never was a job; and of the job's hash att,
+crash, lapses, ln, tn, tok, ttl, seed, fp, md, stream, idem, b.
 
 One key is outside of all queues: `pagemill:models`, hash, model -> queue; HEARTBEAT's caller
 writes it, and it stays.
@@ -50,13 +60,13 @@ MODELS = "pagemill:models"
 _QUEUE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 
 # what may live for ever, as the names behind the base; all else expires, or goes when its job ends
-PERMANENT = ("s:", "streams", "vt:", "tenants", "ev", "st")
+PERMANENT = ("s:", "streams", "vt:", "tenants", "ev", "st", "dead", "server")
 
 
 class QueueKeys:
     """The names of one queue."""
 
-    __slots__ = ("base", "bell", "delayed", "events", "orphans", "queue", "stats", "workers")
+    __slots__ = ("base", "bell", "dead", "delayed", "events", "isolation", "orphans", "queue", "stats", "workers")
 
     def __init__(self, queue: str) -> None:
         if not _QUEUE.fullmatch(queue):
@@ -64,8 +74,10 @@ class QueueKeys:
         self.queue = queue
         self.base = f"{{pagemill:{queue}}}"
         self.bell = f"{self.base}:bell"
+        self.dead = f"{self.base}:dead"
         self.delayed = f"{self.base}:delayed"
         self.events = f"{self.base}:ev"
+        self.isolation = f"{self.base}:lock:suspects"
         self.orphans = f"{self.base}:orphans"
         self.stats = f"{self.base}:st"
         self.workers = f"{self.base}:workers"

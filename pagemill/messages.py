@@ -5,10 +5,13 @@ from typing import Literal
 
 from pagemill.schema import Result
 
-JobState = Literal["queued", "delayed", "running", "done", "failed", "cancelled", "expired"]
+JobState = Literal["queued", "delayed", "running", "suspect", "done", "failed", "cancelled", "expired"]
 TERMINAL_STATES: frozenset[JobState] = frozenset({"done", "failed", "cancelled", "expired"})
 
 Outcome = Literal["done", "fenced", "gone", "duplicate"]
+
+# why a job is a dead letter: it ended workers, its attempts or its workers were used up, or it never was a job
+DeathCause = Literal["poison", "retries", "lapses", "garbage"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,12 +205,17 @@ class QueueStats:
         queued_tokens: Their estimated tokens, by lane.
         running: Jobs in workers' hands.
         delayed: Jobs put off until later.
+        suspects: Jobs that wait to run apart from others, since one of them may have ended a worker.
+        dead: Dead letters that were neither requeued nor purged.
         totals: What ever happened, by name: accepted, done, failed, cancelled, expired,
-            reclaimed, released, retried, fenced, prompt_tokens, completion_tokens.
+            reclaimed, released, retried, fenced, suspected, buried, requeued, prompt_tokens,
+            completion_tokens.
     """
 
     queued: dict[str, int]
     queued_tokens: dict[str, int]
     running: int
     delayed: int
+    suspects: int
+    dead: int
     totals: dict[str, int]

@@ -48,6 +48,7 @@ FailureCode = Literal[
     "deadline_passed",
     "lost_payload",
     "engine_error",
+    "poison",
 ]
 
 _TokenId = Annotated[int, Field(ge=0, lt=2**31)]

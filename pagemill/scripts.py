@@ -19,7 +19,7 @@ T_co = TypeVar("T_co", covariant=True)
 Arg = str | bytes | int
 
 # parts that are no scripts by themselves, and how the first line of one asks for them
-SHARED = ("common", "ending", "admission")
+SHARED = ("common", "ending", "admission", "claim", "dead", "suspects")
 WITH = "-- with: "
 
 

@@ -5,6 +5,7 @@
 -- Reads and writes
 --   j:<id>    hash  the state; cancel=1 where it runs
 --   delayed   zset  a cancelled job leaves it
+--   g:<group> list  a cancelled suspect leaves it
 --   r:<id>, st, ev: as every end of a job, where it waited
 -- ARGV
 --   1 job id

@@ -39,9 +39,11 @@ local function settle(id, status, result, now, f)
 end
 
 -- settle a job that no worker answers for
-local function settle_here(id, status, now)
+--   failure: of a dead letter, as JSON; the letter keeps the payload
+local function settle_here(id, status, now, failure)
   local v = redis.call('HMGET', key('j', id), 'ttl', 'dl', 'stream', 'idem', 'md', 'att', 'acc', 'run', 'ref')
-  local failure = 'null'
+  local is_kept = failure ~= nil
+  failure = failure or 'null'
   if status == 'expired' then
     failure = '{"code":"deadline_passed","message":"the deadline passed before a worker had answered the job"}'
   end
@@ -50,7 +52,7 @@ local function settle_here(id, status, now)
     .. ',"attempt":' .. (v[6] or 0) .. ',"accepted_ms":' .. v[7] .. ',"started_ms":' .. (v[8] or 0)
     .. ',"metadata":' .. (v[5] or '{}') .. '}'
   settle(id, status, result, now, { ttl = v[1], dl = v[2], stream = v[3], idem = v[4] })
-  if v[9] then
+  if v[9] and not is_kept then
     -- scripts cannot reach the store: a worker that sweeps deletes it
     redis.call('RPUSH', key('orphans'), v[9])
     redis.call('LTRIM', key('orphans'), -10000, -1)
@@ -65,27 +67,53 @@ local function end_waiting(id, v, status, now)
   if v[1] == 'queued' then
     count('queued:' .. v[2], -1)
     count('queued_tokens:' .. v[2], -v[3])
+  elseif v[1] == 'suspect' then
+    -- its group may stay behind in `sus` without members: TAKE_SUSPECTS passes it over
+    redis.call('LREM', key('g', redis.call('HGET', key('j', id), 'g')), 1, id)
+    count('suspects', -1)
   else
     redis.call('ZREM', key('delayed'), id)
   end
   settle_here(id, status, now)
 end
 
--- back into its lane, before all that never ran; a job with a verdict ends instead
+-- what a job that leaves a worker has to hear: it ends here instead of waiting again
+--   v: the job's cancel and dl
+local function ended_by_verdict(id, v, now)
+  if not v[1] and not (v[2] and tonumber(v[2]) <= now) then
+    return false
+  end
+  settle_here(id, v[1] and 'cancelled' or 'expired', now)
+  return true
+end
+
+-- a suspect waits in its group and in no lane, for a worker that runs nothing beside it; a group
+-- waits from its first member on
+local function join_group(id, group)
+  redis.call('HSET', key('j', id), 'st', 'suspect', 'g', group, 'e', '', 'own', '')
+  if redis.call('RPUSH', key('g', group), id) == 1 then
+    redis.call('RPUSH', key('sus'), group)
+  end
+  count('suspects', 1)
+  ring_bell()
+end
+
+-- back into its lane, before all that never ran; a job with a verdict ends instead, and a suspect
+-- goes back to its group
 local function hand_back(id, now)
   local job = key('j', id)
-  local v = redis.call('HMGET', job, 'ln', 'tok', 'cancel', 'dl')
+  local v = redis.call('HMGET', job, 'cancel', 'dl', 'g', 'ln', 'tok')
+  if ended_by_verdict(id, v, now) then
+    return
+  end
   if v[3] then
-    return settle_here(id, 'cancelled', now)
+    return join_group(id, v[3])
   end
-  if v[4] and tonumber(v[4]) <= now then
-    return settle_here(id, 'expired', now)
-  end
-  local stream = key('s', v[1], '!returned')
+  local stream = key('s', v[4], '!returned')
   open_stream(stream)
-  local entry = redis.call('XADD', stream, '*', 'j', id, 'tok', v[2])
+  local entry = redis.call('XADD', stream, '*', 'j', id, 'tok', v[5])
   redis.call('HSET', job, 'st', 'queued', 'e', entry, 'own', '')
-  count('queued:' .. v[1], 1)
-  count('queued_tokens:' .. v[1], v[2])
+  count('queued:' .. v[4], 1)
+  count('queued_tokens:' .. v[4], v[5])
   ring_bell()
 end

@@ -4,6 +4,7 @@
 -- Reads and writes
 --   w:<worker>   hash  the fields; expires after one lease
 --   workers      zset  last seen ms -> worker
+--   lock:suspects  string  goes on where this worker isolates
 -- ARGV
 --   1 worker id   2 lease ms   then two a field: name, value
 -- Returns
@@ -19,4 +20,7 @@ for i = 3, #ARGV, 2 do
 end
 redis.call('PEXPIRE', me, ARGV[2])
 redis.call('ZADD', key('workers'), whole(now), ARGV[1])
+if redis.call('GET', key('lock', 'suspects')) == ARGV[1] then
+  redis.call('PEXPIRE', key('lock', 'suspects'), ARGV[2])
+end
 return whole(now)

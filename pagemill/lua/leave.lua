@@ -4,10 +4,14 @@
 -- Reads and writes
 --   w:<worker>, hold:<worker>   deleted
 --   workers                     zset  last seen ms -> worker
+--   lock:suspects               string  deleted where it is this worker's
 -- ARGV
 --   1 worker id
 -- Returns
 --   1 when it was known
 
 redis.call('DEL', key('w', ARGV[1]), key('hold', ARGV[1]))
+if redis.call('GET', key('lock', 'suspects')) == ARGV[1] then
+  redis.call('DEL', key('lock', 'suspects'))
+end
 return redis.call('ZREM', key('workers'), ARGV[1])

@@ -1,4 +1,4 @@
--- with: ending
+-- with: ending, claim
 -- PULL: claim the jobs that fit, and nothing else.
 --
 -- KEYS[1]  base
@@ -116,8 +116,7 @@ end
 local function admit(from, entry, fields)
   local id = fields[2]
   local job = key('j', id)
-  local v = redis.call('HMGET', job, 'st', 'e', 'tn', 'ref', 'seed', 'acc', 'dl', 'ttl', 'stream', 'att', 'cancel',
-    'ckm', 'run', 'lapses', 'cost')
+  local v = redis.call('HMGET', job, unpack(CLAIMED))
   -- ended while it waited, or an older pointer that a failover brought back
   if not v[1] or v[1] ~= 'queued' or v[2] ~= entry then
     again = 1
@@ -129,18 +128,11 @@ local function admit(from, entry, fields)
     drop_entry(from.stream, entry)
     return settle_here(id, v[11] and 'cancelled' or 'expired', now)
   end
-  local attempt = whole((v[10] or 0) + 1)
-  local started = v[13] or whole(now)
-  redis.call('HSET', job, 'st', 'running', 'own', worker, 'att', attempt, 'run', started)
   if not v[15] then
     -- once: a job that came back is not charged again, and FINISH gives back just this
     redis.call('HSET', job, 'cost', whole(cost_of(fields)))
   end
-  jobs[#jobs + 1] = {
-    id, from.lane, v[3], from.stream, entry, attempt, not v[4] and redis.call('GET', key('d', id)) or '', v[4] or '',
-    fields[4], v[5], v[6], started, v[7] or '0', v[8], v[9] or '0', v[12] and redis.call('GET', key('ck', id)) or '',
-    v[12] or '', v[14] or '0',
-  }
+  jobs[#jobs + 1] = claimed(id, v, from.stream, entry, worker, now)
 end
 
 local function claim(from)

@@ -2,13 +2,14 @@
 -- RECLAIM: take jobs back from workers that are gone; a lapse counts, not the attempt.
 --
 -- An entry is taken when it has been idle for a lease and its owner's heartbeat has run out.
--- After a restart every lease looks old, so nothing is taken before the server has been up for
--- one lease: the owners had no chance to renew.
+-- After a restart, or a failover to a replica, every lease looks old, so nothing is taken before
+-- this incarnation of the server was seen for one lease: the owners had no chance to renew.
 --
 -- KEYS[1]  base
 -- Reads and writes
 --   pending             set     streams with entries in workers' hands; idle ones leave it
 --   w:<worker>          hash    read: does the owner live
+--   server              hash    run_id of the incarnation that was seen last, and since when
 --   the entries         acked and deleted
 --   j:<id>              hash    state queued, attempt taken back, one lapse more, its new entry
 --   s:<lane>:!returned  stream
@@ -19,13 +20,32 @@
 --   how many were taken back
 
 local lease, most = tonumber(ARGV[1]), tonumber(ARGV[2])
-local info = redis.pcall('INFO', 'server')
-local uptime = type(info) == 'string' and string.match(info, 'uptime_in_seconds:(%d+)')
-if uptime and uptime * 1000 < lease then
+local now = now_ms()
+
+-- since when this incarnation is seen; 0 where the server does not tell which it is
+local function seen_since()
+  local info = redis.pcall('INFO', 'server')
+  local text = type(info) == 'string' and info or ''
+  local run_id = string.match(text, 'run_id:(%w+)')
+  if not run_id then
+    return 0
+  end
+  local seen = redis.call('HMGET', key('server'), 'run_id', 'since')
+  if seen[1] == run_id then
+    return tonumber(seen[2])
+  end
+  -- a queue that is new here has no leases from before
+  local uptime = seen[1] and 0 or tonumber(string.match(text, 'uptime_in_seconds:(%d+)') or 0)
+  -- first: a full server refuses a first write that grows
+  redis.call('DEL', key('server'))
+  redis.call('HSET', key('server'), 'run_id', run_id, 'since', whole(now - 1000 * uptime))
+  return now - 1000 * uptime
+end
+
+if now - seen_since() < lease then
   return 0
 end
 
-local now = now_ms()
 local alive, taken = {}, 0
 
 local function lives(worker)

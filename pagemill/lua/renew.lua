@@ -6,8 +6,9 @@
 --   the entries' pending state  idle time back to 0, only where the job is this worker's
 --   j:<id>   hash    reads the fence, cancel and dl; writes ckm
 --   ck:<id>  string  the checkpoint, appended where it is exactly at the offset
+--   lock:suspects  string  goes on while this worker runs suspects
 -- ARGV
---   1 worker id
+--   1 worker id   2 lease ms
 --   then six a job: id, stream, entry, offset or "" for no checkpoint, bytes, meta
 -- Returns
 --   a word a job: "ok", "lost", "cancelled", "expired"; with "+stale" behind where the
@@ -15,7 +16,7 @@
 
 local worker = ARGV[1]
 local now = now_ms()
-local verdicts = {}
+local verdicts, isolates = {}, false
 
 -- saves what lies at `offset`; what a repeated call brings again is there already
 local function save(id, offset, bytes, meta)
@@ -32,13 +33,14 @@ local function save(id, offset, bytes, meta)
   return true
 end
 
-for i = 2, #ARGV, 6 do
+for i = 3, #ARGV, 6 do
   local id, stream, entry = ARGV[i], ARGV[i + 1], ARGV[i + 2]
-  local v = redis.call('HMGET', key('j', id), 'st', 'e', 'own', 'cancel', 'dl')
+  local v = redis.call('HMGET', key('j', id), 'st', 'e', 'own', 'cancel', 'dl', 'g')
   local verdict = 'lost'
   if owned(v, entry, worker) then
     redis.call('XCLAIM', stream, GROUP, worker, 0, entry, 'JUSTID')
     verdict = 'ok'
+    isolates = isolates or v[6]
     if v[4] then
       verdict = 'cancelled'
     elseif v[5] and tonumber(v[5]) <= now then
@@ -49,5 +51,8 @@ for i = 2, #ARGV, 6 do
     end
   end
   verdicts[#verdicts + 1] = verdict
+end
+if isolates and redis.call('GET', key('lock', 'suspects')) == worker then
+  redis.call('PEXPIRE', key('lock', 'suspects'), ARGV[2])
 end
 return verdicts

@@ -17,10 +17,10 @@ from pagemill.messages import TERMINAL_STATES, Delivery, Finished, Outcome
 from pagemill.schema import Completion, Job, Result, ResultStatus, Usage
 
 # stays while a job lives
-WHILE_JOBS_LIVE = ("delayed", "deadlines")
+WHILE_JOBS_LIVE = ("delayed", "deadlines", "g:")
 
 # emptied by the next sweep or pull
-SWEPT = ("pending", "workers", "ring:")
+SWEPT = ("pending", "workers", "ring:", "sus")
 
 
 def oldest_redis() -> Path:

@@ -1,0 +1,18 @@
+-- How a job gets into a worker's hands; for the scripts whose first line asks for it.
+
+-- what `claimed` reads of a job's hash
+local CLAIMED = { 'st', 'e', 'tn', 'ref', 'seed', 'acc', 'dl', 'ttl', 'stream', 'att', 'cancel', 'ckm', 'run', 'lapses',
+  'cost', 'ln', 'tok' }
+
+-- Note who has the job, and return it as calls.py reads it; its entry is the worker's already.
+--   v: the values of CLAIMED
+local function claimed(id, v, stream, entry, worker, now)
+  local attempt = whole((v[10] or 0) + 1)
+  local started = v[13] or whole(now)
+  redis.call('HSET', key('j', id), 'st', 'running', 'e', entry, 'own', worker, 'att', attempt, 'run', started)
+  return {
+    id, v[16], v[3], stream, entry, attempt, not v[4] and redis.call('GET', key('d', id)) or '', v[4] or '',
+    v[17], v[5], v[6], started, v[7] or '0', v[8], v[9] or '0', v[12] and redis.call('GET', key('ck', id)) or '',
+    v[12] or '', v[14] or '0',
+  }
+end
