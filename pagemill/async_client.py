@@ -3,18 +3,15 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from types import TracebackType
-from typing import Any, Self
-
-from redis.asyncio import Redis
+from typing import Any
 
 from pagemill import calls
+from pagemill.async_batch_verbs import AsyncBatchVerbs
 from pagemill.calls import Answer
 from pagemill.client_core import (
     POLL_S,
     Awaited,
     Deadline,
-    Directory,
     Ready,
     TextCursor,
     accepted_or_raise,
@@ -30,20 +27,16 @@ from pagemill.client_core import (
     prepare,
     read_result,
     reference_in,
-    store_of,
     submit_calls,
 )
-from pagemill.connection import connect_async
 from pagemill.errors import ObjectStoreError, QueueUnavailable
-from pagemill.keys import MODELS, QueueKeys
+from pagemill.keys import QueueKeys
 from pagemill.messages import TERMINAL_STATES, Accepted, JobState, JobStatus, QueueStats, TokenDelta
-from pagemill.object_store import ObjectStore
 from pagemill.schema import Job, Result
 from pagemill.scripts import run_async, run_many_async, translated
-from pagemill.settings import ClientSettings
 
 
-class AsyncClient:
+class AsyncClient(AsyncBatchVerbs):
     """
     As Client, for one event loop.
 
@@ -53,35 +46,6 @@ class AsyncClient:
 
     The object store is asked on threads, so that the loop goes on meanwhile.
     """
-
-    def __init__(
-        self,
-        redis_url: str | None = None,
-        *,
-        queue: str | None = None,
-        object_store: str | ObjectStore | None = None,
-        max_queued_tokens: int | None = None,
-    ) -> None:
-        place = object_store if isinstance(object_store, str) else None
-        settings = ClientSettings.load(
-            strict=False, redis_url=redis_url, queue=queue, object_store=place, max_queued_tokens=max_queued_tokens
-        )
-        self._redis: Redis = connect_async(settings.redis_url)
-        self._store = store_of(settings.object_store if object_store is None else object_store)
-        self._max_queued_tokens = settings.max_queued_tokens
-        self._directory = Directory(settings.queue)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        """Close the connections."""
-        await self._redis.aclose()
 
     async def submit(self, job: Job | None = None, **fields: Any) -> Accepted:
         """
@@ -94,6 +58,7 @@ class AsyncClient:
             InvalidJob: the job cannot be served; `code` says why.
             UnknownModel: no worker serves its model.
             Conflict: the id or key is another job's.
+            BatchNotFound, BatchClosed: its batch is unknown, or takes no more jobs.
             Busy: the queue takes no more for now.
             ObjectStoreError: its payload is large and cannot be stored.
             QueueUnavailable: it may be in the queue or not; `job_id` is its id, which makes
@@ -127,7 +92,7 @@ class AsyncClient:
         return accepted
 
     async def _prepare_all(self, jobs: Sequence[Job]) -> list[Ready]:
-        await self._learn_routes(jobs)
+        await self._learn_models(job.model for job in jobs)
         return [await self._prepare(job) for job in jobs]
 
     async def _submit_ready(self, ready: Sequence[Ready], patience: float) -> list[Accepted]:
@@ -147,7 +112,7 @@ class AsyncClient:
         return accepted
 
     async def _prepare(self, job: Job) -> Ready:
-        keys = self._directory.route(job)
+        keys = self._directory.route(job.model)
         submission = prepare(job)
         if self._store is not None and is_large(submission):
             submission = await asyncio.to_thread(offload, submission, self._store, keys.queue)
@@ -325,22 +290,8 @@ class AsyncClient:
         replies = await self._pipeline(*(("HGETALL", keys.worker(worker_id)) for worker_id in ids))
         return calls.read_workers(ids, replies)
 
-    async def _learn_routes(self, jobs: Sequence[Job]) -> None:
-        if self._directory.stale(job.model for job in jobs):
-            [table] = await self._pipeline(("HGETALL", MODELS))
-            self._directory.learn(table)
-
     async def _locate(self, job_id: str) -> QueueKeys:
-        if self._directory.out_of_date():
-            [table] = await self._pipeline(("HGETALL", MODELS))
-            self._directory.learn(table)
-        places = self._directory.candidates(job_id)
-        if len(places) == 1:
-            return places[0]
-        there = await self._pipeline(*(("EXISTS", keys.job(job_id)) for keys in places))
-        found = next((keys for keys, known in zip(places, there, strict=True) if known), places[0])
-        self._directory.settle(job_id, found)
-        return found
+        return await self._seek(job_id, lambda keys: keys.job(job_id))
 
     async def _read_result(self, record: bytes) -> Result:
         if reference_in(record) is None:
@@ -369,10 +320,3 @@ class AsyncClient:
         with translated():
             reply: Any = await self._redis.execute_command("XREAD", "COUNT", 512, *block, "STREAMS", stream, after)
         return reply[0][1] if reply else []
-
-    async def _pipeline(self, *commands: tuple[Any, ...]) -> list[Any]:
-        with translated():
-            async with self._redis.pipeline(transaction=False) as pipeline:
-                for command in commands:
-                    pipeline.execute_command(*command)
-                return await pipeline.execute()

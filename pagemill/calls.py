@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
-from pagemill.errors import Busy, Conflict
+from pagemill.errors import BatchClosed, BatchNotFound, Busy, Conflict
 from pagemill.keys import QueueKeys
 from pagemill.messages import (
     Accepted,
@@ -48,9 +48,10 @@ class Submission(NamedTuple):
     stream: int
     seed: int
     metadata: str
+    batch: str = ""
 
 
-Answer = Accepted | Busy | Conflict
+Answer = Accepted | Busy | Conflict | BatchNotFound | BatchClosed
 
 
 def submit(keys: QueueKeys, jobs: Sequence[Submission], max_queued_tokens: int) -> Call[list[Answer]]:
@@ -78,6 +79,10 @@ def _answer(queue: str, job: Submission, reply: list[bytes] | int) -> Answer:
     if word == b"CONFLICT":
         first = reply[1].decode()
         return Conflict(first, f"job {first} has the same id or idempotency key and another content")
+    if word == b"NOBATCH":
+        return BatchNotFound(f"queue {queue} has no batch {job.batch}, or it has expired: create it first")
+    if word == b"CLOSED":
+        return BatchClosed(f"batch {job.batch} takes no more jobs: it was sealed or cancelled")
     what = "too many tokens wait" if reply[1] == b"tokens" else "its server's memory is over 80 % full"
     return Busy(f"queue {queue} takes no jobs for now: {what}", retry_after_s=int(reply[2]) / 1000)
 
@@ -153,7 +158,7 @@ def finish(keys: QueueKeys, worker_id: str, ends: Sequence[Finished], records: S
     for end, record in zip(ends, records, strict=True):
         job, usage = end.delivery, end.result.usage
         args += (job.job_id, job.stream, job.entry_id, end.result.status, record)
-        args += (usage.prompt_tokens, usage.completion_tokens)
+        args += (usage.prompt_tokens, usage.completion_tokens, usage.gpu_ms)
     return Call(load("finish"), keys.base, args, lambda reply: [_outcome(word) for word in reply])
 
 
@@ -231,7 +236,8 @@ def forget(keys: QueueKeys, job_id: str) -> Call[JobState | None]:
     return Call(load("forget"), keys.base, [job_id], lambda reply: cast(JobState, reply.decode()) if reply else None)
 
 
-STATUS_FIELDS = ("st", "ln", "tn", "tok", "att", "own", "acc", "run", "end", "dl", "cancel", "why")
+_STATE = ("st", "ln", "tn", "tok", "att", "own", "acc", "run", "end", "dl", "cancel", "why", "b")
+STATUS_FIELDS = (*_STATE, "pt", "ct", "gpu")
 
 
 def read_status(queue: str, job_id: str, values: Sequence[bytes | None]) -> JobStatus | None:
@@ -239,7 +245,10 @@ def read_status(queue: str, job_id: str, values: Sequence[bytes | None]) -> JobS
     if values[0] is None:
         return None
     text = [value.decode() if value is not None else "" for value in values]
-    state, lane, tenant, tokens, attempt, worker, accepted, started, ended, deadline, cancel, reason = text
+    state, lane, tenant, tokens, attempt, worker, accepted, started, ended, deadline, cancel, reason, batch = text[
+        : len(_STATE)
+    ]
+    prompt_tokens, completion_tokens, gpu_ms = (int(number or 0) for number in text[len(_STATE) :])
     return JobStatus(
         job_id=job_id,
         state=cast(JobState, state),
@@ -255,6 +264,10 @@ def read_status(queue: str, job_id: str, values: Sequence[bytes | None]) -> JobS
         deadline_ms=int(deadline or 0),
         cancel_requested=cancel == "1",
         reason=reason,
+        batch=batch,
+        prompt_tokens=prompt_tokens,
+        completion_tokens=completion_tokens,
+        gpu_ms=gpu_ms,
     )
 
 

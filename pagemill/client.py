@@ -2,18 +2,15 @@
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from types import TracebackType
-from typing import Any, Self
-
-from redis import Redis
+from typing import Any
 
 from pagemill import calls
+from pagemill.batch_verbs import BatchVerbs
 from pagemill.calls import Answer
 from pagemill.client_core import (
     POLL_S,
     Awaited,
     Deadline,
-    Directory,
     Ready,
     TextCursor,
     accepted_or_raise,
@@ -29,20 +26,16 @@ from pagemill.client_core import (
     prepare,
     read_result,
     reference_in,
-    store_of,
     submit_calls,
 )
-from pagemill.connection import connect
 from pagemill.errors import ObjectStoreError, QueueUnavailable
-from pagemill.keys import MODELS, QueueKeys
+from pagemill.keys import QueueKeys
 from pagemill.messages import TERMINAL_STATES, Accepted, JobState, JobStatus, QueueStats, TokenDelta
-from pagemill.object_store import ObjectStore
 from pagemill.schema import Job, Result
 from pagemill.scripts import run, run_many, translated
-from pagemill.settings import ClientSettings
 
 
-class Client:
+class Client(BatchVerbs):
     """
     A producer's door to the queue.
 
@@ -57,35 +50,6 @@ class Client:
     job id raise JobNotFound.
     """
 
-    def __init__(
-        self,
-        redis_url: str | None = None,
-        *,
-        queue: str | None = None,
-        object_store: str | ObjectStore | None = None,
-        max_queued_tokens: int | None = None,
-    ) -> None:
-        place = object_store if isinstance(object_store, str) else None
-        settings = ClientSettings.load(
-            strict=False, redis_url=redis_url, queue=queue, object_store=place, max_queued_tokens=max_queued_tokens
-        )
-        self._redis: Redis = connect(settings.redis_url)
-        self._store = store_of(settings.object_store if object_store is None else object_store)
-        self._max_queued_tokens = settings.max_queued_tokens
-        self._directory = Directory(settings.queue)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the connections."""
-        self._redis.close()
-
     def submit(self, job: Job | None = None, **fields: Any) -> Accepted:
         """
         Put a job, or the fields of one, into the queue, once.
@@ -97,6 +61,7 @@ class Client:
             InvalidJob: the job cannot be served; `code` says why.
             UnknownModel: no worker serves its model.
             Conflict: the id or key is another job's.
+            BatchNotFound, BatchClosed: its batch is unknown, or takes no more jobs.
             Busy: the queue takes no more for now.
             ObjectStoreError: its payload is large and cannot be stored.
             QueueUnavailable: it may be in the queue or not; `job_id` is its id, which makes
@@ -130,7 +95,7 @@ class Client:
         return accepted
 
     def _prepare_all(self, jobs: Sequence[Job]) -> list[Ready]:
-        self._learn_routes(jobs)
+        self._learn_models(job.model for job in jobs)
         return [self._prepare(job) for job in jobs]
 
     def _submit_ready(self, ready: Sequence[Ready], patience: float) -> list[Accepted]:
@@ -149,7 +114,7 @@ class Client:
         return accepted
 
     def _prepare(self, job: Job) -> Ready:
-        keys = self._directory.route(job)
+        keys = self._directory.route(job.model)
         submission = prepare(job)
         if self._store is not None and is_large(submission):
             submission = offload(submission, self._store, keys.queue)
@@ -320,22 +285,8 @@ class Client:
         replies = self._pipeline(*(("HGETALL", keys.worker(worker_id)) for worker_id in ids))
         return calls.read_workers(ids, replies)
 
-    def _learn_routes(self, jobs: Sequence[Job]) -> None:
-        if self._directory.stale(job.model for job in jobs):
-            [table] = self._pipeline(("HGETALL", MODELS))
-            self._directory.learn(table)
-
     def _locate(self, job_id: str) -> QueueKeys:
-        if self._directory.out_of_date():
-            [table] = self._pipeline(("HGETALL", MODELS))
-            self._directory.learn(table)
-        places = self._directory.candidates(job_id)
-        if len(places) == 1:
-            return places[0]
-        there = self._pipeline(*(("EXISTS", keys.job(job_id)) for keys in places))
-        found = next((keys for keys, known in zip(places, there, strict=True) if known), places[0])
-        self._directory.settle(job_id, found)
-        return found
+        return self._seek(job_id, lambda keys: keys.job(job_id))
 
     def _look(self, keys: QueueKeys, job_id: str) -> bytes | None:
         [record], [known] = self._look_many(keys, [job_id])
@@ -359,9 +310,3 @@ class Client:
         with translated():
             reply: Any = self._redis.execute_command("XREAD", "COUNT", 512, *block, "STREAMS", stream, after)
         return reply[0][1] if reply else []
-
-    def _pipeline(self, *commands: tuple[Any, ...]) -> list[Any]:
-        with translated(), self._redis.pipeline(transaction=False) as pipeline:
-            for command in commands:
-                pipeline.execute_command(*command)
-            return pipeline.execute()

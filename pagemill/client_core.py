@@ -69,6 +69,7 @@ def prepare(job: Job) -> Submission:
         stream=int(job.stream),
         seed=int.from_bytes(os.urandom(8)) >> 1 if seed is None else seed,
         metadata=job.model_dump_json(include={"metadata"})[len('{"metadata":') : -1] if job.metadata else "",
+        batch=job.batch or "",
     )
 
 
@@ -132,7 +133,7 @@ def busy_places(answers: Sequence[Answer]) -> tuple[list[int], float]:
 def accepted_or_raise(answers: Sequence[Answer]) -> list[Accepted]:
     """
     Raises:
-        Busy or Conflict: the first refusal.
+        Busy, Conflict, BatchNotFound or BatchClosed: the first refusal.
     """
     done = []
     for answer in answers:
@@ -207,29 +208,31 @@ class Directory:
         for queue in self._routes.values():
             self._queues.setdefault(queue, QueueKeys(queue))
 
-    def route(self, job: Job) -> QueueKeys:
+    def route(self, model: str | None) -> QueueKeys:
         """
+        The queue that serves a model; the client's own for None.
+
         Raises:
             UnknownModel: no worker has registered it.
         """
-        if job.model is None:
+        if model is None:
             return self.own
-        queue = self._routes.get(job.model)
+        queue = self._routes.get(model)
         if queue is None:
             known = ", ".join(sorted(self._routes)) or "none yet"
-            raise UnknownModel(f"no worker serves the model {job.model!r}; registered: {known}")
+            raise UnknownModel(f"no worker serves the model {model!r}; registered: {known}")
         return self._queues[queue]
 
-    def settle(self, job_id: str, home: QueueKeys) -> None:
-        """Remember where a job was put."""
+    def settle(self, name: str, home: QueueKeys) -> None:
+        """Remember where a job, or what else has a name of its own, was put."""
         if home is not self.own:
-            self._homes[job_id] = home
+            self._homes[name] = home
             if len(self._homes) > MAX_HOMES:
                 del self._homes[next(iter(self._homes))]
 
-    def candidates(self, job_id: str) -> list[QueueKeys]:
-        """Where the job can be, likeliest first."""
-        home = self._homes.get(job_id)
+    def candidates(self, name: str) -> list[QueueKeys]:
+        """Where it can be, likeliest first."""
+        home = self._homes.get(name)
         return [home] if home else list(self._queues.values())
 
 
@@ -311,7 +314,10 @@ class Awaited:
         found = []
         for entry_id, fields in entries:
             self.entry_id = entry_id.decode()
-            job_id = fields[b"j"].decode()
+            job_id = fields.get(b"j", b"").decode()
+            # batches have events too
+            if not job_id:
+                continue
             if self.job_ids is None or job_id in self.job_ids:
                 found.append(job_id)
         return found

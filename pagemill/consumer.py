@@ -9,6 +9,7 @@ from redis.asyncio import Redis
 from redis.exceptions import NoScriptError, RedisError
 
 from pagemill import calls
+from pagemill.batches import cancel_more
 from pagemill.connection import judge, read_facts, send_once
 from pagemill.keys import MODELS, QueueKeys
 from pagemill.messages import (
@@ -238,7 +239,8 @@ class Consumer:
 
     async def sweep(self, limit: int = 256) -> SweepReport:
         """
-        Take back what dead workers held, promote what is due, end what waited too long, tidy up.
+        Take back what dead workers held, promote what is due, end what waited too long or is of a
+        cancelled batch, tidy up.
 
         Args:
             limit: Most jobs of each kind; what is left waits for the next sweep.
@@ -255,10 +257,11 @@ class Consumer:
                 calls.expire(self.keys, limit=limit),
             ],
         )
+        cancelled, cancelling = await run_async(self._redis, cancel_more(self.keys, limit=limit))
         self._cursor, collected = await run_async(
             self._redis, calls.collect(self.keys, cursor=self._cursor, limit=TIDY, lease_ms=self.lease_ms)
         )
-        return SweepReport(True, reclaimed, promoted, expired, collected)
+        return SweepReport(True, reclaimed, promoted, expired, cancelled, cancelling, collected)
 
     async def take_orphans(self, limit: int) -> list[str]:
         """

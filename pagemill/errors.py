@@ -4,7 +4,9 @@ What a producer may have to catch, by who must act.
 PagemillError
 ├── InvalidJob              change the job: `code` says what kind of fault
 ├── UnknownModel            no queue serves that model
-├── Conflict                the idempotency key was used for another job
+├── Conflict                the id or idempotency key was used for something else
+├── BatchNotFound           no such batch, or it has expired
+├── BatchClosed             the batch was sealed or cancelled: put the job into another one
 ├── Busy                    the queue is full: try again after `retry_after_s`
 ├── JobNotFound             no such job, or its result has expired
 ├── JobFailed               the job ended without an answer: `result` says why
@@ -37,11 +39,19 @@ class UnknownModel(PagemillError):
 
 
 class Conflict(PagemillError):
-    """Raised when an idempotency key comes back with another job; `job_id` is the first one's."""
+    """Raised when an id or key comes back with another content; `job_id` is the first one's, or the batch's."""
 
     def __init__(self, job_id: str, message: str) -> None:
         super().__init__(message)
         self.job_id = job_id
+
+
+class BatchNotFound(PagemillError):
+    """Raised when the queue does not know the batch, or not any more."""
+
+
+class BatchClosed(PagemillError):
+    """Raised when a job comes for a batch that takes no more; the job was not accepted."""
 
 
 class Busy(PagemillError):

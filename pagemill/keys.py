@@ -22,7 +22,12 @@ keeps them in one slot. The scripts build the same names from the base (lua/comm
     g:<group>           list    OBITUARY, RECLAIM       with its last member; jobs of a group
     dead                stream  OBITUARY, BURY          stays; entries are requeued or purged by the operator
     deadlines           zset    SUBMIT, EXPIRE          with its last member
-    ev                  stream  every end of a job      stays; trimmed to about 100,000 entries
+    b:<batch>           hash    CREATE_BATCH, all ends  30 days after its last activity; its ttl after its end
+    bj:<batch>          set     SUBMIT, every end       with its last member, or with the batch
+    batches             zset    CREATE_BATCH, SUBMIT    31 days after the last activity of a batch
+    cancelling          set     CANCEL_BATCHES          with its last member, or after 31 days
+    hooks               zset    the end of a batch      with its last member, or after 6 days
+    ev                  stream  every end               stays; trimmed to about 100,000 entries
     st                  hash    all                     stays
     w:<worker>          hash    HEARTBEAT               one lease after the last one
     workers             zset    HEARTBEAT, COLLECT      with its last member
@@ -35,16 +40,23 @@ keeps them in one slot. The scripts build the same names from the base (lua/comm
     lock:suspects       string  TAKE_SUSPECTS           a lease after its worker's last sign
     server              hash    RECLAIM                 stays
     ch:<id>             channel every end of a job      -
+    chb:<batch>         channel as ev, for batches      -
 
 Fields of j:<id>: st state, fp fingerprint, ln lane, tn tenant, tok tokens, e entry, own
 worker, att attempt, lapses leases that ran out, g group of suspects, crash workers that died while
 it ran alone, cost tokens that its tenant was charged for it, acc accepted ms, run started ms, end
 ended ms, dl deadline ms, ttl, stream, seed, idem, ref the payload's object, md metadata, ckm
-checkpoint meta, cancel, why.
+checkpoint meta, cancel, why, b batch; pt, ct, gpu what it took: prompt tokens, completion tokens,
+GPU ms.
 
 Fields of an entry of dead: j job, why, msg message, at ms, worker, timeout ms where the job had a
 deadline; d payload, or ref its object, or raw what never was a job; and of the job's hash att,
 crash, lapses, ln, tn, tok, ttl, seed, fp, md, stream, idem, b.
+
+Fields of b:<batch>: fp fingerprint, tn tenant, ttl s, md metadata, created, sealed and ended ms; total,
+done, failed, cancelled, expired; prompt_tokens, completion_tokens, gpu_ms of the jobs that have ended;
+pct the percent of the newest event, cancel, scan where the cancelling goes on; hook its webhook's URL,
+hook_st, hook_n and hook_err how its delivery stands.
 
 One key is outside of all queues: `pagemill:models`, hash, model -> queue; HEARTBEAT's caller
 writes it, and it stays.
@@ -66,13 +78,17 @@ PERMANENT = ("s:", "streams", "vt:", "tenants", "ev", "st", "dead", "server")
 class QueueKeys:
     """The names of one queue."""
 
-    __slots__ = ("base", "bell", "dead", "delayed", "events", "isolation", "orphans", "queue", "stats", "workers")
+    __slots__ = (
+        *("base", "batches", "bell", "dead", "delayed", "events", "isolation", "orphans", "queue", "stats"),
+        "workers",
+    )
 
     def __init__(self, queue: str) -> None:
         if not _QUEUE.fullmatch(queue):
             raise SettingsError(f"the queue's name is {queue!r}: want letters, digits, dots, dashes, underscores")
         self.queue = queue
         self.base = f"{{pagemill:{queue}}}"
+        self.batches = f"{self.base}:batches"
         self.bell = f"{self.base}:bell"
         self.dead = f"{self.base}:dead"
         self.delayed = f"{self.base}:delayed"
@@ -87,6 +103,12 @@ class QueueKeys:
 
     def result(self, job_id: str) -> str:
         return f"{self.base}:r:{job_id}"
+
+    def batch(self, batch_id: str) -> str:
+        return f"{self.base}:b:{batch_id}"
+
+    def batch_channel(self, batch_id: str) -> str:
+        return f"{self.base}:chb:{batch_id}"
 
     def tokens(self, job_id: str) -> str:
         return f"{self.base}:t:{job_id}"

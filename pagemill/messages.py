@@ -43,6 +43,8 @@ class JobStatus:
         worker: Who runs it, or ran it last.
         cancel_requested: It runs and its worker has been told to stop it.
         reason: Why it was put off, where it was.
+        batch: The batch that it is counted in; empty where there is none.
+        gpu_ms: With the tokens beside it what it took, once it has ended.
     """
 
     job_id: str
@@ -59,10 +61,63 @@ class JobStatus:
     deadline_ms: int
     cancel_requested: bool
     reason: str
+    batch: str = ""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    gpu_ms: int = 0
 
     @property
     def ended(self) -> bool:
         return self.state in TERMINAL_STATES
+
+
+BatchState = Literal["open", "sealed", "cancelling", "ended"]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchStatus:
+    """
+    Where a batch stands. Times are milliseconds of the server's clock, 0 where not reached.
+
+    Args:
+        state: "open" takes jobs; "sealed" and "cancelling" do not, and end with their last open job.
+        total: Jobs that joined it; `done`, `failed`, `cancelled` and `expired` of them have ended so.
+        prompt_tokens, completion_tokens, gpu_ms: What its ended jobs took together.
+        webhook: The URL that is told of the end; `webhook_state` is how that went, and
+            `webhook_reason` why not, where it went wrong.
+        metadata: What it was created with.
+    """
+
+    batch_id: str
+    queue: str
+    tenant: str
+    state: BatchState
+    total: int
+    done: int
+    failed: int
+    cancelled: int
+    expired: int
+    prompt_tokens: int
+    completion_tokens: int
+    gpu_ms: int
+    created_ms: int
+    sealed_ms: int
+    ended_ms: int
+    cancel_requested: bool
+    webhook: str
+    webhook_state: str
+    webhook_tries: int
+    webhook_reason: str
+    metadata: dict[str, str]
+
+    @property
+    def ended(self) -> bool:
+        return self.state == "ended"
+
+    @property
+    def num_open(self) -> int:
+        """Jobs that have not ended."""
+        return self.total - self.done - self.failed - self.cancelled - self.expired
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +240,7 @@ class SweepReport:
         reclaimed: Jobs taken back from workers that are gone.
         promoted: Delayed jobs that came due.
         expired: Jobs that waited past their deadline and ended so.
+        cancelled: Jobs of cancelled batches that waited and ended so; `cancelling` says that more are left.
         collected: Idle consumers and empty streams removed.
     """
 
@@ -192,6 +248,8 @@ class SweepReport:
     reclaimed: int = 0
     promoted: int = 0
     expired: int = 0
+    cancelled: int = 0
+    cancelling: bool = False
     collected: int = 0
 
 
@@ -209,7 +267,7 @@ class QueueStats:
         dead: Dead letters that were neither requeued nor purged.
         totals: What ever happened, by name: accepted, done, failed, cancelled, expired,
             reclaimed, released, retried, fenced, suspected, buried, requeued, prompt_tokens,
-            completion_tokens.
+            completion_tokens, gpu_ms.
     """
 
     queued: dict[str, int]

@@ -5,6 +5,7 @@ A job is JSON under the key d:<id>, or in an object; a result likewise under r:<
 fields are refused, so that a misspelt option is an error and not a silent default.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
@@ -52,7 +53,7 @@ FailureCode = Literal[
 ]
 
 _TokenId = Annotated[int, Field(ge=0, lt=2**31)]
-_Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.@-]{0,127}$")]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.@-]{0,127}$")]
 
 
 class _Wire(BaseModel):
@@ -153,21 +154,23 @@ class Job(_Versioned):
             another content is a Conflict.
         stream: Also publish tokens while they are generated.
         result_store: "auto" puts large results into the object store, "object" all of them.
+        batch: The batch that the job is counted in; it must be open.
         metadata: Returned with the result; never read. At most 16 KiB.
     """
 
-    id: _Name = Field(default_factory=uuid7)
+    id: Name = Field(default_factory=uuid7)
     model: str | None = None
     prompt: str | Annotated[tuple[int, ...], Field(fail_fast=True)] | None = None
     messages: Annotated[tuple[Message, ...], Field(fail_fast=True)] | None = None
     options: Options = Options()
     lane: Lane = "standard"
-    tenant: _Name = "default"
+    tenant: Name = "default"
     timeout_s: float | None = Field(None, gt=0, le=30 * 86400, allow_inf_nan=False)
     result_ttl_s: int = Field(86400, ge=1, le=30 * 86400)
     idempotency_key: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     stream: bool = False
     result_store: Literal["auto", "redis", "object"] = "auto"
+    batch: Name | None = None
     metadata: Annotated[dict[str, str], BeforeValidator(_few)] = Field(default_factory=dict)
 
     @model_validator(mode="before")
@@ -183,9 +186,7 @@ class Job(_Versioned):
 
     @model_validator(mode="after")
     def _small_metadata(self) -> Self:
-        num_bytes = sum(_num_bytes(name) + _num_bytes(value) for name, value in self.metadata.items())
-        if num_bytes > MAX_METADATA_BYTES:
-            raise ValueError(f"metadata has {num_bytes:,} bytes: want no more than {MAX_METADATA_BYTES:,}")
+        check_metadata(self.metadata)
         return self
 
     @classmethod
@@ -287,11 +288,17 @@ class Job(_Versioned):
 
 
 class Usage(_Wire):
-    """Tokens of one job; cached_tokens of the prompt were found in the prefix cache."""
+    """
+    What one job took; cached_tokens of the prompt were found in the prefix cache.
+
+    `gpu_ms` is the job's share of the engine's time: each step is shared equally by the requests
+    in the engine, so that the shares of all jobs add up to the time that it worked.
+    """
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    gpu_ms: int = 0
 
 
 class TokenLogprob(_Wire):
@@ -348,6 +355,16 @@ class Result(_Versioned):
     def text(self) -> str:
         """The first answer's text; empty where there is none."""
         return self.completions[0].text if self.completions else ""
+
+
+def check_metadata(metadata: Mapping[str, str]) -> None:
+    """
+    Raises:
+        ValueError: it is too large to be kept in the queue.
+    """
+    num_bytes = sum(_num_bytes(name) + _num_bytes(value) for name, value in metadata.items())
+    if num_bytes > MAX_METADATA_BYTES:
+        raise ValueError(f"metadata has {num_bytes:,} bytes: want no more than {MAX_METADATA_BYTES:,}")
 
 
 def explain(error: ValidationError) -> str:

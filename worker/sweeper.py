@@ -30,10 +30,16 @@ async def sweep_forever(consumer: Consumer, store: ObjectStore | None, *, every_
         except QueueUnavailable as error:
             log.warning("sweep.failed", error=str(error))
         else:
-            num_moved = report.reclaimed + report.promoted + report.expired
+            num_moved = report.reclaimed + report.promoted + report.expired + report.cancelled
             if num_moved:
-                log.info("sweep.done", reclaimed=report.reclaimed, promoted=report.promoted, expired=report.expired)
-            if num_moved >= MAX_JOBS:
+                log.info(
+                    "sweep.done",
+                    reclaimed=report.reclaimed,
+                    promoted=report.promoted,
+                    expired=report.expired,
+                    cancelled=report.cancelled,
+                )
+            if num_moved >= MAX_JOBS or report.cancelling:
                 continue
         await asyncio.sleep(every_s)
 

@@ -1,13 +1,15 @@
 -- How a job gets in; for the scripts whose first line asks for it. Their ARGV[1] is the most tokens
--- that may wait, and what they give for each job are the 13 arguments of submit.lua.
+-- that may wait, and what they give for each job are the 14 arguments of submit.lua.
 
-local FIELDS = 13
-local TOKENS, TIMEOUT, TTL, SEED = 7, 8, 9, 11
+local FIELDS = 14
+local TOKENS, TIMEOUT, TTL, SEED, BATCH = 7, 8, 9, 11, 13
 
 local limit = tonumber(ARGV[1])
 local now = now_ms()
 local accepted = whole(now)
 local added = {}
+-- jobs that join each batch
+local joined = {}
 
 -- tokens that wait in all lanes; read once, then kept up
 local function waiting_tokens()
@@ -58,6 +60,19 @@ local function known(job, id, print, idem)
   return nil
 end
 
+-- a batch that does not take this job
+local function closed(batch)
+  if batch == '' or joined[batch] then
+    return nil
+  end
+  local v = redis.call('HMGET', key('b', batch), 'created', 'sealed')
+  if v[1] and not v[2] then
+    joined[batch] = 0
+    return nil
+  end
+  return { v[1] and 'CLOSED' or 'NOBATCH', batch }
+end
+
 local function refuse(tokens)
   if full then
     return { 'BUSY', 'memory', '5000' }
@@ -79,7 +94,8 @@ local function wake(lane, tenant)
   end
 end
 
-local function add(job, id, print, idem, payload, ref, lane, tenant, tokens, timeout, ttl, streams, seed, metadata)
+local function add(job, id, print, idem, payload, ref, lane, tenant, tokens, timeout, ttl, streams, seed, metadata,
+  batch)
   local stream = base .. ':s:' .. lane .. ':' .. tenant
   local sum = added[stream]
   if not sum then
@@ -108,6 +124,11 @@ local function add(job, id, print, idem, payload, ref, lane, tenant, tokens, tim
   end
   if metadata ~= '' then
     redis.call('HSET', job, 'md', metadata)
+  end
+  if batch ~= '' then
+    redis.call('HSET', job, 'b', batch)
+    redis.call('SADD', key('bj', batch), id)
+    joined[batch] = joined[batch] + 1
   end
   if idem ~= '' then
     redis.call('HSET', job, 'idem', idem)
@@ -139,7 +160,8 @@ local function refusal(i)
   if not string.find(ARGV[i + SEED], '^%d+$') or #ARGV[i + SEED] > 19 then
     ARGV[i + SEED] = '0'
   end
-  return known(key('j', ARGV[i]), ARGV[i], ARGV[i + 1], ARGV[i + 2]) or refuse(tonumber(ARGV[i + TOKENS]))
+  return known(key('j', ARGV[i]), ARGV[i], ARGV[i + 1], ARGV[i + 2]) or closed(ARGV[i + BATCH])
+    or refuse(tonumber(ARGV[i + TOKENS]))
 end
 
 local function take_in(i)
@@ -153,6 +175,15 @@ local function close_books()
     count('queued:' .. sum[1], sum[2])
     count('queued_tokens:' .. sum[1], whole(sum[3]))
     num_added = num_added + sum[2]
+  end
+  for batch, number in pairs(joined) do
+    if number > 0 then
+      -- an open batch lives for 30 days after its last activity, the list of them for a day more
+      redis.call('HINCRBY', key('b', batch), 'total', number)
+      redis.call('PEXPIRE', key('b', batch), 2592000000)
+      redis.call('PEXPIRE', key('bj', batch), 2592000000)
+      redis.call('PEXPIRE', key('batches'), 2678400000)
+    end
   end
   if num_added > 0 then
     count('accepted', num_added)

@@ -2,7 +2,7 @@
 
 -- what `claimed` reads of a job's hash
 local CLAIMED = { 'st', 'e', 'tn', 'ref', 'seed', 'acc', 'dl', 'ttl', 'stream', 'att', 'cancel', 'ckm', 'run', 'lapses',
-  'cost', 'ln', 'tok' }
+  'cost', 'ln', 'tok', 'b' }
 
 -- Note who has the job, and return it as calls.py reads it; its entry is the worker's already.
 --   v: the values of CLAIMED

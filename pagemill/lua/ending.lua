@@ -15,12 +15,80 @@ local function drop_entry(stream, entry)
   redis.call('XDEL', stream, entry)
 end
 
+-- what an open batch lives for after its last activity: 30 days
+local BATCH_LIFE = 2592000000
+-- what its webhook is tried for: 3 days
+local HOOK_LIFE = 259200000
+
+local function announce(batch, word, total, ended)
+  redis.call('XADD', key('ev'), 'MAXLEN', '~', '100000', '*', 'b', batch, 'st', word, 'total', total, 'ended', ended)
+  redis.call('PUBLISH', key('chb', batch), word)
+end
+
+-- Note how far a batch is: an event for each percent, and one when a sealed batch has no open job left.
+local function advance_batch(batch, now)
+  local hash = key('b', batch)
+  local v = redis.call('HMGET', hash, 'total', 'done', 'failed', 'cancelled', 'expired', 'sealed', 'pct', 'ended',
+    'ttl', 'hook')
+  if not v[1] or v[8] then
+    return
+  end
+  local total, ended, life = tonumber(v[1]), v[2] + v[3] + v[4] + v[5], BATCH_LIFE
+  if v[6] and ended >= total then
+    redis.call('HSET', hash, 'ended', whole(now), 'pct', '100')
+    redis.call('DEL', key('bj', batch))
+    redis.call('SREM', key('cancelling'), batch)
+    life = v[9] * 1000
+    if v[10] then
+      redis.call('ZADD', key('hooks'), whole(now), batch)
+      redis.call('PEXPIRE', key('hooks'), whole(2 * HOOK_LIFE))
+      life = math.max(life, HOOK_LIFE)
+    end
+    announce(batch, 'ended', whole(total), whole(ended))
+  elseif total > 0 and math.floor(100 * ended / total) > tonumber(v[7]) then
+    redis.call('HSET', hash, 'pct', whole(math.floor(100 * ended / total)))
+    announce(batch, 'progress', whole(total), whole(ended))
+  end
+  redis.call('PEXPIRE', hash, whole(life))
+  redis.call('PEXPIRE', key('bj', batch), whole(life))
+end
+
+-- Count a job's end in its batch. Its place among the open jobs is the guard: it is counted once,
+-- and a batch that has expired is not made anew.
+local function leave_batch(id, batch, status, now, usage)
+  local hash = key('b', batch)
+  if redis.call('SREM', key('bj', batch), id) == 0 or redis.call('EXISTS', hash) == 0 then
+    return
+  end
+  redis.call('HINCRBY', hash, status, 1)
+  if usage then
+    redis.call('HINCRBY', hash, 'prompt_tokens', usage[1])
+    redis.call('HINCRBY', hash, 'completion_tokens', usage[2])
+    redis.call('HINCRBY', hash, 'gpu_ms', usage[3])
+  end
+  advance_batch(batch, now)
+end
+
+-- asked once for each batch in a call
+local verdict_of = {}
+local function batch_cancelled(batch)
+  if verdict_of[batch] == nil then
+    verdict_of[batch] = redis.call('HEXISTS', key('b', batch), 'cancel') == 1
+  end
+  return verdict_of[batch]
+end
+
 -- The one place where a job ends. The entry has been dropped before, or is skipped later.
---   f: the job's ttl, and its dl, stream and idem where it has them
+--   f: the job's ttl, and its dl, stream, idem and batch where it has them; usage, where it ran:
+--   prompt tokens, completion tokens, GPU ms
 local function settle(id, status, result, now, f)
   local job, life = key('j', id), f.ttl * 1000
   redis.call('SET', key('r', id), result, 'PX', whole(life))
-  redis.call('HSET', job, 'st', status, 'end', whole(now))
+  if f.usage then
+    redis.call('HSET', job, 'st', status, 'end', whole(now), 'pt', f.usage[1], 'ct', f.usage[2], 'gpu', f.usage[3])
+  else
+    redis.call('HSET', job, 'st', status, 'end', whole(now))
+  end
   redis.call('PEXPIRE', job, whole(life))
   redis.call('DEL', key('d', id), key('ck', id))
   if f.stream then
@@ -36,12 +104,15 @@ local function settle(id, status, result, now, f)
   count(status, 1)
   redis.call('XADD', key('ev'), 'MAXLEN', '~', '100000', '*', 'j', id, 'st', status)
   redis.call('PUBLISH', key('ch', id), status)
+  if f.batch then
+    leave_batch(id, f.batch, status, now, f.usage)
+  end
 end
 
 -- settle a job that no worker answers for
 --   failure: of a dead letter, as JSON; the letter keeps the payload
 local function settle_here(id, status, now, failure)
-  local v = redis.call('HMGET', key('j', id), 'ttl', 'dl', 'stream', 'idem', 'md', 'att', 'acc', 'run', 'ref')
+  local v = redis.call('HMGET', key('j', id), 'ttl', 'dl', 'stream', 'idem', 'md', 'att', 'acc', 'run', 'ref', 'b')
   local is_kept = failure ~= nil
   failure = failure or 'null'
   if status == 'expired' then
@@ -51,7 +122,7 @@ local function settle_here(id, status, now, failure)
   local result = '{"version":1,"job_id":"' .. id .. '","status":"' .. status .. '","failure":' .. failure
     .. ',"attempt":' .. (v[6] or 0) .. ',"accepted_ms":' .. v[7] .. ',"started_ms":' .. (v[8] or 0)
     .. ',"metadata":' .. (v[5] or '{}') .. '}'
-  settle(id, status, result, now, { ttl = v[1], dl = v[2], stream = v[3], idem = v[4] })
+  settle(id, status, result, now, { ttl = v[1], dl = v[2], stream = v[3], idem = v[4], batch = v[10] })
   if v[9] and not is_kept then
     -- scripts cannot reach the store: a worker that sweeps deletes it
     redis.call('RPUSH', key('orphans'), v[9])

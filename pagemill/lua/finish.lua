@@ -13,29 +13,31 @@
 --   t:<id>             stream  where the job streams: the end; expires
 --   idem:<name>        string  expires with the result
 --   ring:<lane>, vt:<lane>     the tenant pays for what it used, not for what PULL charged
+--   b:<batch>, bj:<batch>, hooks, channel chb:<batch>: where the job is one of a batch
 --   st, ev, deadlines, channel ch:<id>
 -- ARGV
---   1 worker id; then seven a job: id, stream, entry, status, result, prompt tokens, completion tokens
+--   1 worker id; then eight a job: id, stream, entry, status, result, prompt tokens, completion tokens,
+--   GPU ms
 -- Returns
 --   a word a job: "done" | "fenced" | "gone" | "duplicate"
 
 local worker = ARGV[1]
 local now = now_ms()
-local fenced, ran, totals = 0, 0, { 0, 0 }
+local fenced, ran, totals = 0, 0, { 0, 0, 0 }
 local debts = {}
 
-local function account(lane, tenant, charged, prompt, completion)
+local function account(lane, tenant, charged, prompt, completion, gpu)
   ran = ran + 1
-  totals[1], totals[2] = totals[1] + prompt, totals[2] + completion
+  totals[1], totals[2], totals[3] = totals[1] + prompt, totals[2] + completion, totals[3] + gpu
   local name = lane .. ' ' .. tenant
-  local debt = debts[name] or { lane, tenant, 0, 0 }
-  debt[3], debt[4] = debt[3] + prompt + completion, debt[4] + charged
+  local debt = debts[name] or { lane, tenant, 0, 0, 0 }
+  debt[3], debt[4], debt[5] = debt[3] + prompt + completion, debt[4] + charged, debt[5] + gpu
   debts[name] = debt
 end
 
-local function finish(id, stream, entry, status, result, prompt, completion)
+local function finish(id, stream, entry, status, result, prompt, completion, gpu)
   local v = redis.call('HMGET', key('j', id), 'st', 'e', 'own', 'ttl', 'dl', 'stream', 'idem', 'ln', 'tn', 'tok',
-    'cost')
+    'cost', 'b')
   if not v[1] or TERMINAL[v[1]] then
     return v[1] and 'duplicate' or 'gone'
   end
@@ -44,14 +46,15 @@ local function finish(id, stream, entry, status, result, prompt, completion)
     return 'fenced'
   end
   drop_entry(stream, entry)
-  settle(id, status, result, now, { ttl = v[4], dl = v[5], stream = v[6], idem = v[7] })
-  account(v[8], v[9], v[11] or v[10], prompt, completion)
+  settle(id, status, result, now, { ttl = v[4], dl = v[5], stream = v[6], idem = v[7], batch = v[12],
+    usage = { prompt, completion, gpu } })
+  account(v[8], v[9], v[11] or v[10], prompt, completion, gpu)
   return 'done'
 end
 
 local outcomes = {}
-for i = 2, #ARGV, 7 do
-  outcomes[#outcomes + 1] = finish(unpack(ARGV, i, i + 6))
+for i = 2, #ARGV, 8 do
+  outcomes[#outcomes + 1] = finish(unpack(ARGV, i, i + 7))
 end
 
 if fenced > 0 then
@@ -61,10 +64,12 @@ if ran > 0 then
   count('running', -ran)
   count('prompt_tokens', whole(totals[1]))
   count('completion_tokens', whole(totals[2]))
+  count('gpu_ms', whole(totals[3]))
 end
 for _, debt in pairs(debts) do
-  local lane, tenant, used, charged = unpack(debt)
+  local lane, tenant, used, charged, gpu = unpack(debt)
   count('tenant_tokens:' .. tenant, whole(used))
+  count('tenant_gpu_ms:' .. tenant, whole(gpu))
   local weight = tonumber(redis.call('HGET', key('tenants'), tenant .. ':weight') or 1)
   local owed = whole((used - charged) / weight)
   if not redis.call('ZADD', key('ring', lane), 'XX', 'INCR', owed, tenant) then

@@ -10,6 +10,7 @@
 --   hold:<worker>       string  a job that this worker saves its budget for, and since when
 --   turn:<worker>       string  read: a call of an earlier turn was given up, and claims nothing
 --   j:<id>, d:<id>      hash, string  the job: state, owner, attempt; its payload
+--   b:<batch>           hash    read: is the job's batch cancelled
 --   r:<id> and more             where a claimed entry turns out to be cancelled or expired
 --   pending             set     streams with entries in workers' hands
 -- ARGV
@@ -123,10 +124,11 @@ local function admit(from, entry, fields)
     return drop_entry(from.stream, entry)
   end
   forget_queued(from.lane, fields[4])
-  if v[11] or (v[7] and tonumber(v[7]) <= now) then
+  local cancelled = v[11] or (v[18] and batch_cancelled(v[18]))
+  if cancelled or (v[7] and tonumber(v[7]) <= now) then
     again = 1
     drop_entry(from.stream, entry)
-    return settle_here(id, v[11] and 'cancelled' or 'expired', now)
+    return settle_here(id, cancelled and 'cancelled' or 'expired', now)
   end
   if not v[15] then
     -- once: a job that came back is not charged again, and FINISH gives back just this

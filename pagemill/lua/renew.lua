@@ -5,6 +5,7 @@
 -- Reads and writes
 --   the entries' pending state  idle time back to 0, only where the job is this worker's
 --   j:<id>   hash    reads the fence, cancel and dl; writes ckm
+--   b:<batch> hash   read: is the job's batch cancelled
 --   ck:<id>  string  the checkpoint, appended where it is exactly at the offset
 --   lock:suspects  string  goes on while this worker runs suspects
 -- ARGV
@@ -35,13 +36,13 @@ end
 
 for i = 3, #ARGV, 6 do
   local id, stream, entry = ARGV[i], ARGV[i + 1], ARGV[i + 2]
-  local v = redis.call('HMGET', key('j', id), 'st', 'e', 'own', 'cancel', 'dl', 'g')
+  local v = redis.call('HMGET', key('j', id), 'st', 'e', 'own', 'cancel', 'dl', 'g', 'b')
   local verdict = 'lost'
   if owned(v, entry, worker) then
     redis.call('XCLAIM', stream, GROUP, worker, 0, entry, 'JUSTID')
     verdict = 'ok'
     isolates = isolates or v[6]
-    if v[4] then
+    if v[4] or (v[7] and batch_cancelled(v[7])) then
       verdict = 'cancelled'
     elseif v[5] and tonumber(v[5]) <= now then
       verdict = 'expired'

@@ -10,15 +10,18 @@
 --   ring:<lane>       zset    the tenant's virtual time, if it had nothing waiting
 --   vt:<lane>         hash    virtual times of tenants that are not in the ring
 --   deadlines         zset    where a job has one
+--   b:<batch>         hash    where a job is one of a batch: does it take jobs; how many it has
+--   bj:<batch>        set     its open jobs
+--   batches           zset    lives as long as the batches that it names
 --   st, guard, streams, bell
 -- ARGV
---   1 most tokens that may wait, 0 for no limit; then 13 a job:
+--   1 most tokens that may wait, 0 for no limit; then 14 a job:
 --   1 id   2 fingerprint   3 idempotency name or ""   4 payload   5 payload ref (one of the two is "")
 --   6 lane   7 tenant   8 estimated tokens   9 timeout ms or 0   10 result ttl s   11 stream 0/1
---   12 seed   13 metadata JSON or ""
+--   12 seed   13 metadata JSON or ""   14 batch or ""
 -- Returns
 --   one a job: 1 for taken in | {"DUP", first id, its state, its payload ref} | {"CONFLICT", first id}
---   | {"BUSY", why, retry ms}
+--   | {"BUSY", why, retry ms} | {"NOBATCH", batch} | {"CLOSED", batch}
 
 local replies = {}
 for i = 2, #ARGV, FIELDS do

@@ -1,0 +1,121 @@
+"""What an AsyncClient does with batches, verb for verb as pagemill/batch_verbs.py."""
+
+from collections.abc import AsyncIterator, Mapping
+
+from pagemill import batches
+from pagemill.batches import Batch, read_batch
+from pagemill.client_base import AsyncClientBase
+from pagemill.client_core import Deadline
+from pagemill.keys import QueueKeys
+from pagemill.messages import BatchStatus
+from pagemill.scripts import run_async, translated
+
+
+class AsyncBatchVerbs(AsyncClientBase):
+    """As BatchVerbs, for one event loop."""
+
+    async def create_batch(
+        self,
+        batch_id: str | None = None,
+        *,
+        model: str | None = None,
+        tenant: str | None = None,
+        result_ttl_s: int | None = None,
+        webhook: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> BatchStatus:
+        """
+        Open a batch; jobs join it by their field `batch`, and it ends after `seal_batch`.
+
+        Creating it again with the same id and fields gives the first one.
+
+        Args:
+            model: The model that its jobs ask for: a batch lives in the queue that serves it.
+            result_ttl_s: Seconds that its counts are kept after its end.
+            webhook: A URL that is told when it has ended (docs/webhooks.md).
+            metadata: Returned with its status, and sent to the webhook.
+
+        Raises:
+            InvalidJob: a field is wrong.
+            UnknownModel: no worker serves its model.
+            Conflict: there is another batch with that id.
+        """
+        fields = {"tenant": tenant, "result_ttl_s": result_ttl_s, "webhook": webhook}
+        batch = Batch.build(id=batch_id, metadata=dict(metadata or {}), **fields)
+        await self._learn_models([model])
+        keys = self._directory.route(model)
+        status = await run_async(self._redis, batches.create_batch(keys, batch))
+        self._directory.settle(_name(batch.id), keys)
+        return status
+
+    async def seal_batch(self, batch_id: str) -> BatchStatus:
+        """Let no more jobs join: the batch ends with its last open job, at once where it has none."""
+        return await run_async(self._redis, batches.seal_batch(await self._locate_batch(batch_id), batch_id))
+
+    async def batch_status(self, batch_id: str) -> BatchStatus:
+        """Where the batch stands."""
+        return await self._read_batch(await self._locate_batch(batch_id), batch_id)
+
+    async def cancel_batch(self, batch_id: str) -> BatchStatus:
+        """
+        Seal the batch and end its jobs; what they have of text stays in their results.
+
+        Jobs that wait end now, or within a few sweeps where they are many; those that run end
+        within a third of a lease. A batch that has ended stays as it is.
+        """
+        return await run_async(self._redis, batches.cancel_batch(await self._locate_batch(batch_id), batch_id))
+
+    async def wait_batch(self, batch_id: str, wait_s: float | None = None) -> BatchStatus:
+        """
+        Wait for the batch's end, without limit where `wait_s` is None.
+
+        Raises:
+            WaitTimeout: it has not ended.
+        """
+        async for status in self.watch_batch(batch_id, wait_s=wait_s):
+            if status.ended:
+                return status
+        raise AssertionError("a batch is watched to its end")
+
+    async def watch_batch(self, batch_id: str, *, wait_s: float | None = None) -> AsyncIterator[BatchStatus]:
+        """
+        Where the batch stands, now and after each percent; ends with it.
+
+        Raises:
+            WaitTimeout: it has not ended after `wait_s`.
+        """
+        keys = await self._locate_batch(batch_id)
+        deadline = Deadline(wait_s, f"batch {batch_id} has not ended")
+        last = None
+        with translated():
+            async with self._redis.pubsub(ignore_subscribe_messages=True) as channel:
+                # subscribed first, so that an end between look and wait is heard
+                await channel.subscribe(keys.batch_channel(batch_id))
+                while last is None or not last.ended:
+                    status = await self._read_batch(keys, batch_id)
+                    if status != last:
+                        yield status
+                    last = status
+                    if not status.ended:
+                        await channel.get_message(timeout=deadline.left_s())
+
+    async def list_batches(self, limit: int = 100) -> list[BatchStatus]:
+        """The newest batches of this client's queue, those that have ended too."""
+        keys = self._directory.own
+        [names] = await self._pipeline(("ZREVRANGE", keys.batches, 0, limit - 1))
+        ids = [name.decode() for name in names]
+        replies = await self._pipeline(*(("HGETALL", keys.batch(batch_id)) for batch_id in ids))
+        # one that has expired may still be named
+        return [read_batch(keys, batch_id, reply) for batch_id, reply in zip(ids, replies, strict=True) if reply]
+
+    async def _locate_batch(self, batch_id: str) -> QueueKeys:
+        return await self._seek(_name(batch_id), lambda keys: keys.batch(batch_id))
+
+    async def _read_batch(self, keys: QueueKeys, batch_id: str) -> BatchStatus:
+        [reply] = await self._pipeline(("HGETALL", keys.batch(batch_id)))
+        return read_batch(keys, batch_id, reply)
+
+
+def _name(batch_id: str) -> str:
+    # no job has such an id
+    return f"batch {batch_id}"
