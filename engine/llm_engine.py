@@ -1,7 +1,7 @@
 """The engine's only door: add, abort, step, capacity. One thread calls it."""
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
@@ -13,6 +13,7 @@ from engine.request import (
     Capacity,
     Completion,
     FinishReason,
+    Progress,
     Request,
     RequestOutput,
     Runner,
@@ -55,10 +56,16 @@ class EngineStats:
 
 @dataclass(slots=True)
 class _Live:
-    """A request that is not finished, with what has come out of it."""
+    """
+    A request that is not finished, with what has come out of it.
+
+    Args:
+        lead: The answer that speaks for all where they do the same: the first that computes the prompt.
+    """
 
     request: Request
     sequences: tuple[Sequence, ...]
+    lead: Sequence
     completions: list[Completion] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob | None] | None = None
 
@@ -115,7 +122,7 @@ class LLMEngine:
         """
         self._check(request)
         sequences = tuple(Sequence(request, index) for index in range(request.params.n))
-        live = _Live(request, sequences)
+        live = _Live(request, sequences, lead=sequences[0])
         if request.params.prompt_logprobs is not None:
             live.prompt_logprobs = [None] * len(request.prompt)
         self._live[request.request_id] = live
@@ -128,6 +135,7 @@ class LLMEngine:
                 # its last token had been generated before it came here
                 sequence.status, sequence.finish_reason = Status.FINISHED, reason
                 self._end(live, sequence, reason)
+        live.lead = next((sequence for sequence in sequences if not sequence.finished), live.lead)
         # now, as the request may be aborted before the next step
         self._end_overgrown()
 
@@ -197,14 +205,17 @@ class LLMEngine:
         """Forget all cached prefixes, as a benchmark does between repeats."""
         self._scheduler.blocks.reset_cache()
 
-    def progress(self, request_ids: Iterable[str]) -> dict[str, list[tuple[int, ...]]]:
+    def progress(self, known: Mapping[str, SequenceOf[int]]) -> dict[str, list[Progress]]:
         """
-        The tokens that each answer has so far; requests that are not here are left out.
+        What each answer of some requests has; requests that are not here are left out.
+
+        Args:
+            known: By request, how many tokens of each answer the caller has already: these are left out too.
         """
         return {
-            request_id: [tuple(sequence.output) for sequence in self._live[request_id].sequences]
-            for request_id in request_ids
-            if request_id in self._live
+            request_id: [self._progress(live, *one) for one in zip(live.sequences, starts, strict=True)]
+            for request_id, starts in known.items()
+            if (live := self._live.get(request_id)) is not None
         }
 
     def num_started(self, request_id: str) -> int:
@@ -262,6 +273,15 @@ class LLMEngine:
         if outside is not None:
             raise InvalidParams(f"token id {outside} is not in the vocabulary of {self._vocab_size:,}")
 
+    def _progress(self, live: _Live, sequence: Sequence, start: int) -> Progress:
+        token_ids = tuple(sequence.token_ids(sequence.num_prompt_tokens + start, sequence.num_known).tolist())
+        if not sequence.finished:
+            return Progress(token_ids, self._outputs.logprobs(sequence, start))
+        completion = next(one for one in live.completions if one.index == sequence.index)
+        # one that failed may succeed elsewhere
+        failed = completion.finish_reason is FinishReason.ERROR
+        return Progress(token_ids, (completion.logprobs or ())[start:], None if failed else completion.finish_reason)
+
     def _handle(self, step: Step, ticket: Ticket, deltas: list[TextDelta]) -> None:
         """Take in one step's result: its tokens, its log-probabilities, and who ended by them."""
         result = ticket.result()
@@ -288,8 +308,8 @@ class LLMEngine:
             live = self._live.get(chunk.sequence.request.request_id)
             if live is None or live.prompt_logprobs is None:
                 continue
-            # all answers compute the same prompt: the first one's are kept; an aborted request's id may be another's
-            if live.sequences[0] is chunk.sequence:
+            # an aborted request's id may be another's
+            if live.lead is chunk.sequence:
                 live.prompt_logprobs[chunk.start + 1 : chunk.start + 1 + len(entries)] = entries
 
     def _end_overgrown(self) -> None:
@@ -309,6 +329,6 @@ class LLMEngine:
             request_id=live.request.request_id,
             completions=tuple(sorted(live.completions, key=lambda completion: completion.index)),
             num_prompt_tokens=len(live.request.prompt),
-            num_cached_tokens=live.sequences[0].num_cached,
+            num_cached_tokens=live.lead.num_cached,
             prompt_logprobs=None if live.prompt_logprobs is None else tuple(live.prompt_logprobs),
         )

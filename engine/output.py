@@ -67,20 +67,23 @@ class OutputProcessor:
 
     def begin(self, sequence: Sequence) -> FinishReason | None:
         """
-        Start a sequence, or take one up at the tokens it brings; these may have ended it already.
+        Start a sequence, or take one up at what it brings; that may have ended already.
         """
         params = sequence.params
         if self._tokenizer is not None and (params.stop or sequence.request.stream):
             self._texts[sequence] = _RunningText(self._tokenizer, sequence)
         if params.logprobs is not None:
-            self._logprobs[sequence] = []
+            self._logprobs[sequence] = list(sequence.resumed.logprobs)
         self._mark_ends(params.stop_token_ids)
         for position, token_id in enumerate(sequence.output):
             reason = self._advance(sequence, token_id, position + 1)
             if reason is not None:
                 sequence.truncate(position + 1)
+                if sequence in self._logprobs:
+                    del self._logprobs[sequence][position + 1 :]
                 return reason
-        return None
+        # by limits of the other engine, where the tokens do not say
+        return sequence.resumed.finish_reason
 
     def notable(self, arrived: Arrived) -> list[int]:
         """
@@ -102,6 +105,10 @@ class OutputProcessor:
         if logprob is not None:
             self._logprobs[sequence].append(logprob)
         return self._advance(sequence, token_id, sequence.num_output)
+
+    def logprobs(self, sequence: Sequence, start: int) -> tuple[TokenLogprob, ...]:
+        """Those of a sequence that goes on, from one place of its answer; none where it did not ask."""
+        return tuple(self._logprobs.get(sequence, [])[start:])
 
     def deltas(self, sequence: Sequence, *, ended: bool) -> list[TextDelta]:
         """New text for a streaming request, if there is any."""

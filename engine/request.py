@@ -35,6 +35,33 @@ class FinishReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token's natural log-probability and the best others at its place, best first."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """
+    What one answer has so far, or a piece of it: what is saved of it, and what another engine continues.
+
+    Args:
+        logprobs: One a token, where they were asked for.
+        finish_reason: Why it has ended; None where it goes on.
+    """
+
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finish_reason: FinishReason | None = None
+
+
+NO_PROGRESS = Progress()
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """
     One prompt to be completed, once or `params.n` times.
@@ -44,7 +71,7 @@ class Request:
         prompt: [num_prompt_tokens] int32, at least one token.
         params: Sampling options.
         cache_salt: Prompts share cached blocks only with prompts of the same salt.
-        resumed: Tokens that another engine generated already, one run per answer.
+        resumed: What another engine has made of it already, one per answer; empty for nothing.
         priority: Lower is served first and preempted last.
         stream: Give text deltas while it runs.
     """
@@ -53,7 +80,7 @@ class Request:
     prompt: TokenIds
     params: SamplingParams
     cache_salt: str | None = None
-    resumed: tuple[tuple[int, ...], ...] = ()
+    resumed: tuple[Progress, ...] = ()
     priority: int = 0
     stream: bool = False
 
@@ -76,9 +103,9 @@ class Sequence(SequenceTokens):
     )
 
     def __init__(self, request: Request, index: int) -> None:
-        super().__init__(request.prompt, request.resumed[index] if request.resumed else ())
         self.request = request
         self.index = index
+        super().__init__(request.prompt, self.resumed.token_ids)
         self.status = Status.WAITING
         self.finish_reason: FinishReason | None = None
 
@@ -99,6 +126,11 @@ class Sequence(SequenceTokens):
     @property
     def params(self) -> SamplingParams:
         return self.request.params
+
+    @property
+    def resumed(self) -> Progress:
+        """What it brought from another engine."""
+        return self.request.resumed[self.index] if self.request.resumed else NO_PROGRESS
 
     @property
     def finished(self) -> bool:
@@ -263,15 +295,6 @@ class Step:
 
 def _is_decode(chunk: Chunk) -> bool:
     return chunk.length == 1 and chunk.samples and not chunk.join
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
-    """A token's natural log-probability and the best others at its place, best first."""
-
-    token_id: int
-    logprob: float
-    top: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,7 +140,7 @@ def renew(
     for job in held:
         args += [job.job_id, job.stream, job.entry_id]
         saved = checkpoints.get(job.job_id)
-        args += [saved.offset, saved.token_ids, saved.meta] if saved else ["", "", ""]
+        args += [saved.offset, saved.records, saved.meta] if saved else ["", "", ""]
 
     def parse(reply: list[bytes]) -> Renewal:
         verdicts = [(job.job_id, *word.decode().split("+")) for job, word in zip(held, reply, strict=True)]

@@ -187,13 +187,18 @@ class Checkpoint:
 
     Args:
         offset: Bytes saved before these; 0 replaces what was saved.
-        token_ids: Little-endian int32, appended.
+        records: Appended; what is there already of them, from a renewal whose reply was lost, is not.
         meta: Replaces the text beside the checkpoint: model fingerprint, prompt hash, ...
     """
 
     offset: int
-    token_ids: bytes
+    records: bytes
     meta: str
+
+    @property
+    def end(self) -> int:
+        """Bytes saved with these."""
+        return self.offset + len(self.records)
 
 
 @dataclass(frozen=True, slots=True)

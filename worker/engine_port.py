@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from engine.request import Capacity, Request, RequestOutput, StepOutputs, TokenIds
+from engine.request import Capacity, Progress, Request, RequestOutput, StepOutputs, TokenIds
 
 
 class Tokenizer(Protocol):
@@ -85,6 +85,6 @@ class Engine(Protocol):
 
     def stats(self) -> EngineStats: ...
 
-    def progress(self, request_ids: Iterable[str]) -> dict[str, list[tuple[int, ...]]]: ...
+    def progress(self, known: Mapping[str, Sequence[int]]) -> dict[str, list[Progress]]: ...
 
     def num_started(self, request_id: str) -> int: ...

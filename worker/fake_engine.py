@@ -19,10 +19,12 @@ import numpy as np
 
 from engine.errors import EmptyPrompt, PromptTooLong
 from engine.request import (
+    NO_PROGRESS,
     Capacity,
     Completion,
     FinishReason,
     Freeable,
+    Progress,
     Request,
     RequestOutput,
     StepOutputs,
@@ -225,11 +227,17 @@ class FakeEngine:
             prompt_tokens=self._prompt_tokens,
         )
 
-    def progress(self, request_ids: Iterable[str]) -> dict[str, list[tuple[int, ...]]]:
-        """Tokens generated so far, per answer; requests that are not here are left out."""
+    def progress(self, known: Mapping[str, Sequence[int]]) -> dict[str, list[Progress]]:
+        """What each answer has beyond its first `known` tokens; requests that are not here are left out."""
         jobs = self._waiting | self._running
-        wanted = [name for name in request_ids if name in jobs]
-        return {name: [tuple(answer[: jobs[name].num_done]) for answer in jobs[name].answers] for name in wanted}
+        return {
+            name: [
+                Progress(tuple(answer[start : jobs[name].num_done]))
+                for answer, start in zip(jobs[name].answers, starts, strict=True)
+            ]
+            for name, starts in known.items()
+            if name in jobs
+        }
 
     def num_started(self, request_id: str) -> int:
         """Answers of a request that have computed something; 0 also when it is not here."""
@@ -289,7 +297,7 @@ class FakeEngine:
 
 
 def _plan(request: Request, length: int) -> _Job:
-    resumed = request.resumed or ((),) * request.params.n
+    resumed = [one.token_ids for one in request.resumed or (NO_PROGRESS,) * request.params.n]
     answers = []
     for index, tokens in enumerate(resumed):
         key = b"%d:%d:" % (request.params.seed, index) + request.prompt.tobytes()

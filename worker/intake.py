@@ -13,12 +13,13 @@ import numpy as np
 import structlog
 
 from engine.errors import EmptyPrompt, PromptTooLong, RequestError
-from engine.request import Request, TokenIds
+from engine.request import Progress, Request, TokenIds
 from engine.sampling_params import SamplingParams
 from pagemill.errors import InvalidJob, ObjectNotFound, ObjectStoreError
 from pagemill.messages import Delivery
 from pagemill.object_store import ObjectStore
 from pagemill.schema import LANES, MAX_PAYLOAD_BYTES, Failure, Job, Options
+from worker.checkpoints import FORMAT, BadCheckpoint, decode
 from worker.engine_port import Tokenizer
 
 log = structlog.get_logger(__name__)
@@ -77,9 +78,9 @@ class Intake:
         return [self._prepare(delivery) for delivery in deliveries]
 
     def checkpoint_meta(self, prompt: TokenIds) -> str:
-        """What must be equal for tokens of a checkpoint to continue this prompt."""
+        """What must be equal for a checkpoint to continue this prompt."""
         digest = hashlib.blake2b(prompt.tobytes(), digest_size=16).hexdigest()
-        return f"{self.fingerprint}:{digest}"
+        return f"{FORMAT}:{self.fingerprint}:{digest}"
 
     def _prepare(self, delivery: Delivery) -> Prepared:
         job = None
@@ -137,19 +138,25 @@ class Intake:
             return self.tokenizer.encode(job.prompt)
         return self.tokenizer.encode_chat([message.model_dump() for message in job.messages or ()])
 
-    def _resumed(self, delivery: Delivery, prompt: TokenIds, options: Options) -> tuple[tuple[int, ...], ...]:
-        if not delivery.checkpoint or not resumable(options):
+    def _resumed(self, delivery: Delivery, prompt: TokenIds, options: Options) -> tuple[Progress, ...]:
+        if not delivery.checkpoint:
             return ()
         if delivery.checkpoint_meta != self.checkpoint_meta(prompt):
             log.info("job.checkpoint_ignored", job_id=delivery.job_id, why="another model or prompt")
             return ()
-        tokens = np.frombuffer(delivery.checkpoint, dtype="<i4")
-        return (tuple(tokens[: options.max_tokens].tolist()),)
+        try:
+            answers = decode(delivery.checkpoint, n=options.n, with_logprobs=options.logprobs is not None)
+        except BadCheckpoint as error:
+            log.error("job.checkpoint_ignored", job_id=delivery.job_id, why=str(error))
+            return ()
+        if options.prompt_logprobs is not None and all(self._has_ended(prompt, answer) for answer in answers):
+            # nobody would compute the prompt
+            return ()
+        return answers
 
-
-def resumable(options: Options) -> bool:
-    """Whether tokens alone are enough to continue: log-probabilities and several answers are not kept."""
-    return options.n == 1 and options.logprobs is None and options.prompt_logprobs is None
+    def _has_ended(self, prompt: TokenIds, answer: Progress) -> bool:
+        too_long = len(prompt) + len(answer.token_ids) >= self.max_model_len
+        return too_long or answer.finish_reason is not None
 
 
 def fit(prompt: TokenIds, options: Options, max_model_len: int, bos_token_id: int | None) -> TokenIds:

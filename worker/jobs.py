@@ -15,6 +15,7 @@ from engine.errors import RequestError
 from engine.request import Request, RequestOutput
 from pagemill.messages import Delivery
 from pagemill.schema import Failure, ResultStatus
+from worker.checkpoints import Saved
 from worker.deferrals import Deferrals
 from worker.engine_port import Engine
 from worker.engine_thread import EngineThread, Turn
@@ -191,7 +192,9 @@ class Jobs:
     def _enter(self, held: Held, accepted: Accepted) -> None:
         request = accepted.request
         held.job, held.request = accepted.job, request
-        held.saved_bytes = len(accepted.delivery.checkpoint) if request.resumed else 0
+        held.saved = Saved([0] * request.params.n)
+        if request.resumed:
+            held.saved = Saved.of(request.resumed, len(accepted.delivery.checkpoint))
         self._transit[request.request_id] = Transit(request.params.n, held.delivery.tokens)
 
     def _put_off(self, held: Held, why: str) -> None:

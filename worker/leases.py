@@ -9,16 +9,18 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from engine.request import Request
 from pagemill.consumer import Consumer
 from pagemill.messages import Checkpoint, Delivery, Renewal
 from pagemill.schema import Job, ResultStatus
+from worker.checkpoints import Saved
 from worker.engine_thread import EngineThread
-from worker.intake import Intake, resumable
+from worker.intake import Intake
 
-TOKEN_BYTES = 4
+RENEWALS_PER_LEASE = 3
+# younger jobs are not saved: one that ends soon costs nothing. With a renewal this stays under half a lease,
+# which is the most that is computed again of a job whose worker dies
+YOUNG = 1 / 8
 
 
 @dataclass(slots=True)
@@ -34,7 +36,7 @@ class Held:
         in_engine: The engine has taken it.
         settled: Its result is on the way.
         stopped_as: Set when it is cancelled or past its deadline: it does not enter the engine any more.
-        saved_bytes: Length of its checkpoint.
+        saved: Its checkpoint; of no answers until the intake has read the job.
         meta: What goes beside the checkpoint; made for the first one.
         text_offsets: Characters already published, by answer.
     """
@@ -46,9 +48,13 @@ class Held:
     in_engine: bool = False
     settled: bool = False
     stopped_as: ResultStatus | None = None
-    saved_bytes: int = 0
+    saved: Saved = field(default_factory=Saved)
     meta: str = ""
     text_offsets: dict[int, int] = field(default_factory=dict)
+
+    def save_anew(self) -> None:
+        """Have the next checkpoint replace the one in the queue: that is not what we sent."""
+        self.saved = Saved([0] * len(self.saved.num_tokens))
 
 
 class Leases:
@@ -63,7 +69,8 @@ class Leases:
         lease_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.renew_every_s = lease_s / 3
+        self.renew_every_s = lease_s / RENEWALS_PER_LEASE
+        self._young_s = lease_s * YOUNG
         self._consumer = consumer
         self._engine = engine
         self._intake = intake
@@ -91,6 +98,7 @@ class Leases:
             held = self._held.get(delivery.job_id)
             if held is not None:
                 held.delivery = delivery
+                held.save_anew()
             else:
                 held = self._held[delivery.job_id] = Held(delivery, self._clock())
                 fresh.append(held)
@@ -102,22 +110,22 @@ class Leases:
 
     async def renew(self, *, all_checkpoints: bool = False) -> Renewal:
         """
-        Renew every lease, with checkpoints for jobs older than one renewal, or for all.
+        Renew every lease, with checkpoints of jobs that are not young, or of all.
 
         Raises:
             QueueUnavailable: when the server is away; nothing is changed here.
         """
         if not self._held:
             return Renewal()
-        checkpoints = await self._checkpoints(0 if all_checkpoints else self.renew_every_s)
+        checkpoints = await self._checkpoints(0 if all_checkpoints else self._young_s)
         asked = {job_id: held.delivery for job_id, held in self._held.items()}
+        sent = {job_id: (held, held.saved) for job_id, held in self._held.items() if job_id in checkpoints}
         renewal = await self._consumer.renew(list(asked.values()), checkpoints)
-        for job_id, checkpoint in checkpoints.items():
-            held = self._held.get(job_id)
-            if held is not None:
-                # a stale checkpoint is sent whole the next time
-                saved = checkpoint.offset + len(checkpoint.token_ids)
-                held.saved_bytes = 0 if job_id in renewal.stale else saved
+        for job_id, (held, saved) in sent.items():
+            if job_id in renewal.stale:
+                held.save_anew()
+            else:
+                saved.confirm(checkpoints[job_id].end)
         # a job that came back under a new entry while we asked is not lost
         lost = {job_id for job_id in renewal.lost if self._is_under(job_id, asked[job_id])}
         return Renewal(frozenset(lost), renewal.cancelled, renewal.expired, renewal.stale)
@@ -128,25 +136,22 @@ class Leases:
 
     async def _checkpoints(self, min_age_s: float) -> dict[str, Checkpoint]:
         oldest = self._clock() - min_age_s
-        wanted = [
-            job_id
+        known = {
+            job_id: tuple(held.saved.num_tokens)
             for job_id, held in self._held.items()
-            if held.in_engine and not held.settled and held.since <= oldest and held.job and resumable(held.job.options)
-        ]
-        if not wanted:
+            if held.in_engine and not held.settled and not held.saved.full and held.since <= oldest
+        }
+        if not known:
             return {}
-        progress = await self._engine.call(lambda engine: engine.progress(wanted))
+        progress = await self._engine.call(lambda engine: engine.progress(known))
         checkpoints = {}
         for job_id, answers in progress.items():
             held = self._held.get(job_id)
-            if held is None or held.request is None:
+            # another renewal may have saved it while we asked
+            if held is None or held.request is None or known[job_id] != tuple(held.saved.num_tokens):
                 continue
-            fresh = answers[0][held.saved_bytes // TOKEN_BYTES :]
-            if fresh:
+            held.saved.add(answers)
+            if held.saved.unsaved:
                 held.meta = held.meta or self._intake.checkpoint_meta(held.request.prompt)
-                checkpoints[job_id] = Checkpoint(held.saved_bytes, _little_endian(fresh), held.meta)
+                checkpoints[job_id] = Checkpoint(held.saved.num_bytes, held.saved.unsaved, held.meta)
         return checkpoints
-
-
-def _little_endian(token_ids: tuple[int, ...]) -> bytes:
-    return np.asarray(token_ids, dtype="<i4").tobytes()

@@ -19,16 +19,16 @@ local worker = ARGV[1]
 local now = now_ms()
 local verdicts, isolates = {}, false
 
--- saves what lies at `offset`; what a repeated call brings again is there already
+-- saves what lies at `offset`; a call whose reply was lost comes again, and may bring more than before
 local function save(id, offset, bytes, meta)
   local ck = key('ck', id)
-  local have = redis.call('STRLEN', ck)
+  local known = redis.call('STRLEN', ck) - offset
   if offset == 0 then
     redis.call('SET', ck, bytes)
-  elseif have == offset then
-    redis.call('APPEND', ck, bytes)
-  elseif have ~= offset + #bytes or redis.call('GETRANGE', ck, offset, -1) ~= bytes then
+  elseif known < 0 or redis.call('GETRANGE', ck, offset, -1) ~= string.sub(bytes, 1, known) then
     return false
+  else
+    redis.call('APPEND', ck, string.sub(bytes, known + 1))
   end
   redis.call('HSET', key('j', id), 'ckm', meta)
   return true

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.llm_engine import LLMEngine
-from engine.request import Completion, FinishReason, Request, RequestOutput
+from engine.request import Completion, FinishReason, Progress, Request, RequestOutput
 from engine.sampling_params import SamplingParams
 from tests.support.answers import run_all
 from tests.support.cuda_engine import MAX_MODEL_LEN, make_engine
@@ -50,7 +50,9 @@ def make_requests(rng: random.Random) -> list[Request]:
         params = SamplingParams(max_tokens=rng.randint(5, 30), stop_token_ids=ends, **rng.choice(KINDS))  # type: ignore[arg-type]
         resumed = ()
         if rng.random() < 0.2:
-            resumed = tuple(tuple(rng.randrange(4, VOCAB) for _ in range(rng.randint(0, 4))) for _ in range(params.n))
+            resumed = tuple(
+                Progress(tuple(rng.randrange(4, VOCAB) for _ in range(rng.randint(0, 4)))) for _ in range(params.n)
+            )
         requests.append(
             Request(str(index), np.array(prompt, np.int32), params, resumed=resumed, priority=rng.choice((0, 0, 1)))
         )

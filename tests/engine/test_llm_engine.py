@@ -10,7 +10,7 @@ from engine.block_manager import BlockManager
 from engine.errors import EmptyPrompt, InvalidParams, PromptTooLong
 from engine.llm_engine import LLMEngine
 from engine.output import OutputProcessor
-from engine.request import FinishReason, Request, RequestOutput, TextDelta
+from engine.request import FinishReason, Progress, Request, RequestOutput, TextDelta
 from engine.sampling_params import SamplingParams
 from engine.scheduler import Scheduler
 from engine.tokenizer import Tokenizer
@@ -167,7 +167,7 @@ def test_a_resumed_answer_goes_on_where_it_was(tokenizer: Tokenizer) -> None:
     engine = make_engine(tokenizer=tokenizer, token_of=spell(tokenizer, 1, text, EOS))
     whole = request("whole", [5], max_tokens=40, stop=("fox j",))
     engine.add(whole)
-    engine.add(request("resumed", [5], max_tokens=40, stop=("fox j",), resumed=(tuple(tokens[:-3]),)))
+    engine.add(request("resumed", [5], max_tokens=40, stop=("fox j",), resumed=(Progress(tuple(tokens[:-3])),)))
 
     finished, _ = run(engine)
 
@@ -181,7 +181,7 @@ def test_an_answer_that_was_complete_is_not_run_again(tokenizer: Tokenizer) -> N
     """
     engine = make_engine(tokenizer=tokenizer)
     tokens = (*tokenizer.encode("dog").tolist(), EOS)
-    engine.add(request("a", [5], max_tokens=40, resumed=(tokens,)))
+    engine.add(request("a", [5], max_tokens=40, resumed=(Progress(tokens),)))
 
     outputs = engine.step()
 
@@ -284,11 +284,13 @@ def test_progress_shows_the_tokens_so_far() -> None:
     for _ in range(6):
         engine.step()
 
-    progress = engine.progress(["a", "gone"])
+    progress = engine.progress({"a": (0, 2), "gone": (0,)})
 
     assert ["a"] == list(progress)
-    for index, tokens in enumerate(progress["a"]):
-        assert tuple(answer_token("a", index, 2 + i) for i in range(len(tokens))) == tokens
+    for index, (known, answer) in enumerate(zip((0, 2), progress["a"], strict=True)):
+        places = range(2 + known, 2 + known + len(answer.token_ids))
+        assert tuple(answer_token("a", index, place) for place in places) == answer.token_ids
+        assert answer.token_ids
     assert 2 == engine.num_started("a")
 
 

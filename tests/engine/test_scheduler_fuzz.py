@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from engine.block_manager import BlockManager
 from engine.policy import Headroom, PreemptionPolicy
 from engine.prefix import blake2b_128, xxh3_128
-from engine.request import FinishReason, Request, Sequence
+from engine.request import FinishReason, Progress, Request, Sequence
 from engine.sampling_params import SamplingParams
 from engine.scheduler import Scheduler
 from tests.support.fake_runner import FakeRunner, Turns, answer_token
@@ -45,7 +45,7 @@ def ends(sequence: Sequence, max_model_len: int) -> FinishReason | None:
 def undisturbed(sequence: Sequence, max_model_len: int) -> tuple[list[int], FinishReason]:
     """What a sequence gives when it runs alone with all the memory there is."""
     request, index = sequence.request, sequence.index
-    output = list(request.resumed[index]) if request.resumed else []
+    output = list(sequence.resumed.token_ids)
     while len(output) < request.params.max_tokens and len(request.prompt) + len(output) < max_model_len:
         output.append(answer_token(request.request_id, index, len(request.prompt) + len(output)))
         if is_eos(output[-1]):
@@ -93,10 +93,12 @@ def add_request(world: World, number: int) -> None:
         prompt_logprobs=rng.choice([None] * 5 + [0]),
     )
     request_id = f"r{number}"
-    resumed: tuple[tuple[int, ...], ...] = ()
+    resumed: tuple[Progress, ...] = ()
     if rng.random() < 0.2:
         most = min(params.max_tokens, longest - length)
-        resumed = tuple(_head(request_id, index, length, rng.choice([0, min(most, 7)])) for index in range(params.n))
+        resumed = tuple(
+            Progress(_head(request_id, index, length, rng.choice([0, min(most, 7)]))) for index in range(params.n)
+        )
     request = Request(
         request_id=request_id,
         prompt=family,

@@ -209,6 +209,28 @@ def test_a_stream_repeats_nothing_after_a_takeover(client: Client, consumer: Mak
     assert (False, "The sky is blue.") == (late, text)
 
 
+def test_the_stream_itself_repeats_nothing(client: Client, consumer: MakeConsumer, redis: Redis, queue: str) -> None:
+    """
+    Who reads a token stream without our client finds each character once, whatever is published again.
+    """
+    job_id = client.submit(a_job(stream=True)).job_id
+    first, second = consumer(), consumer()
+    [job] = first.pull()
+    publish(first, job, TokenDelta(0, 0, "größe ", 3), TokenDelta(1, 0, "東京", 1))
+    first.run(first.consumer.release([job]))
+    [again] = second.pull()
+    for _ in range(2):
+        publish(
+            second, again, TokenDelta(0, 0, "größ", 2), TokenDelta(0, 4, "e 🙂👍 ok", 6), TokenDelta(1, 0, "東京", 1)
+        )
+    second.finish(again)
+
+    entries = [fields for _, fields in redis.xrange(f"{{pagemill:{queue}}}:t:{job_id}") if b"i" in fields]
+
+    expected = [("0", "0", "größe "), ("1", "0", "東京"), ("0", "6", "🙂👍 ok")]
+    assert expected == [(one[b"i"].decode(), one[b"o"].decode(), one[b"x"].decode()) for one in entries]
+
+
 def test_a_stream_can_be_taken_up_again(client: Client, consumer: MakeConsumer) -> None:
     """
     A client that has some text gets the rest.

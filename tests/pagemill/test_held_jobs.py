@@ -166,6 +166,24 @@ def test_a_repeated_checkpoint_is_saved_once(client: Client, consumer: MakeConsu
     assert ([Renewal()] * 3, b"aaaabbbb") == (renewals, worker.pull()[0].checkpoint)
 
 
+def test_a_repeated_checkpoint_may_bring_more(client: Client, consumer: MakeConsumer) -> None:
+    """
+    What a renewal without a reply had saved is told from what came since; another beginning is stale.
+    """
+    job_id = client.submit(a_job()).job_id
+    worker = consumer()
+    [job] = worker.pull()
+    parts = [Checkpoint(0, b"aaaa", "m"), Checkpoint(4, b"bb", "m"), Checkpoint(4, b"bbcccc", "m")]
+    for part in parts:
+        assert Renewal() == worker.run(worker.consumer.renew([job], {job_id: part}))
+
+    others = [Checkpoint(4, b"bbccdddd", "m"), Checkpoint(4, b"bbc", "m")]
+    stale = [worker.run(worker.consumer.renew([job], {job_id: part})).stale for part in others]
+
+    worker.run(worker.consumer.release([job]))
+    assert ([{job_id}] * 2, b"aaaabbcccc") == (stale, worker.pull()[0].checkpoint)
+
+
 def test_a_checkpoint_elsewhere_is_stale(client: Client, consumer: MakeConsumer) -> None:
     """
     A piece that does not follow what is saved is refused, and sending all from 0 mends it.

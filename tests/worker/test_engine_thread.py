@@ -94,7 +94,7 @@ def test_a_call_runs_between_steps_and_brings_its_result() -> None:
 
     async def story(recorder: Recorder) -> None:
         recorder.thread.add([request("a", max_tokens=1000)])
-        assert 1 == await recorder.thread.call(lambda engine: len(engine.progress(["a", "b"])))
+        assert 1 == await recorder.thread.call(lambda engine: len(engine.progress({"a": (0,), "b": (0,)})))
         with pytest.raises(KeyError):
             await recorder.thread.call(lambda _: {}["nothing"])
         output = await recorder.thread.call(lambda engine: engine.abort("a"))

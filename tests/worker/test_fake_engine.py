@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 from engine.errors import EmptyPrompt, PromptTooLong
-from engine.request import FinishReason, Freeable, Request, RequestOutput
+from engine.request import FinishReason, Freeable, Progress, Request, RequestOutput
 from engine.sampling_params import SamplingParams
 from worker.fake_engine import ByteTokenizer, FakeEngine
 
 
 def request(
-    name: str, text: str = "hello", resumed: tuple[tuple[int, ...], ...] = (), priority: int = 0, **params: int
+    name: str, text: str = "hello", resumed: tuple[Progress, ...] = (), priority: int = 0, **params: int
 ) -> Request:
     options = {"max_tokens": 12, **params}
     return Request(name, ByteTokenizer().encode(text), SamplingParams(**options), resumed=resumed, priority=priority)
@@ -21,6 +21,11 @@ def run(engine: FakeEngine) -> dict[str, RequestOutput]:
     while engine.has_work:
         outputs.update({output.request_id: output for output in engine.step().finished})
     return outputs
+
+
+def num_generated(engine: FakeEngine, *names: str) -> dict[str, int]:
+    """Tokens that each of these requests has, of one answer each."""
+    return {name: len(answer.token_ids) for name, (answer,) in engine.progress(dict.fromkeys(names, (0,))).items()}
 
 
 def test_the_text_depends_on_prompt_and_seed_alone() -> None:
@@ -45,7 +50,7 @@ def test_resumed_tokens_are_continued() -> None:
     whole, resumed = FakeEngine(), FakeEngine()
     whole.add(request("a"))
     text = run(whole)["a"].completions[0].text
-    resumed.add(request("a", resumed=((*text[:5].encode(),),)))
+    resumed.add(request("a", resumed=(Progress(tuple(text[:5].encode())),)))
 
     assert text == run(resumed)["a"].completions[0].text
     assert 7 == resumed.stats().generated_tokens
@@ -86,12 +91,12 @@ def test_abort_keeps_the_partial_text() -> None:
     engine.add(request("a"))
     for _ in range(4):
         engine.step()
-    progress = engine.progress(["a", "not here"])
+    progress = engine.progress({"a": (1,), "not here": (0,)})
     output = engine.abort("a")
 
     assert output is not None
     assert FinishReason.ABORT is output.completions[0].finish_reason
-    assert [output.completions[0].token_ids] == progress["a"]
+    assert [Progress(output.completions[0].token_ids[1:])] == progress["a"]
     assert 4 == len(output.completions[0].text)
     assert not engine.has_work
     assert engine.abort("a") is None
@@ -145,7 +150,7 @@ def test_the_stream_of_a_resumed_request_begins_at_its_beginning() -> None:
     Deltas join to the whole text, so that a reader can tell by offsets what it has seen.
     """
     engine = FakeEngine()
-    start = request("a", resumed=((*b"abc",),))
+    start = request("a", resumed=(Progress(tuple(b"abc")),))
     engine.add(Request("a", start.prompt, start.params, resumed=start.resumed, stream=True))
     outputs = engine.step()
 
@@ -162,10 +167,10 @@ def test_urgent_work_preempts_in_the_next_step() -> None:
     engine.step()
     engine.add(request("urgent", priority=0, max_tokens=2))
     engine.step()
-    progress = engine.progress(["standard", "bulk", "urgent"])
+    done = num_generated(engine, "standard", "bulk", "urgent")
     outputs = run(engine)
 
-    assert {"standard": 2, "bulk": 1, "urgent": 1} == {name: len(answers[0]) for name, answers in progress.items()}
+    assert {"standard": 2, "bulk": 1, "urgent": 1} == done
     assert "bulk" in outputs
     assert 12 + 12 + 12 + 2 == engine.stats().generated_tokens
     assert 4 * 5 == engine.stats().prompt_tokens
@@ -182,7 +187,7 @@ def test_nobody_is_preempted_in_vain() -> None:
     engine.add(request("c", priority=1, n=2))
     engine.step()
 
-    assert [2, 2] == [len(answers[0]) for answers in engine.progress(["a", "b"]).values()]
+    assert {"a": 2, "b": 2} == num_generated(engine, "a", "b")
 
 
 def test_capacity_says_what_preemption_would_free() -> None:

@@ -1,6 +1,7 @@
 """From deliveries to requests, without a queue."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -8,10 +9,12 @@ import numpy as np
 import pytest
 
 from engine.errors import EmptyPrompt, PromptTooLong
+from engine.request import FinishReason, Progress
 from pagemill.messages import Delivery
 from pagemill.object_store import FileStore
 from pagemill.schema import MAX_PAYLOAD_BYTES, Options
 from tests.support.deliveries import delivery, intake
+from worker.checkpoints import FORMAT, encode
 from worker.fake_engine import ByteTokenizer
 from worker.intake import Accepted, Deferred, Intake, Refused, fit
 
@@ -124,30 +127,53 @@ def test_tenants_share_no_prompts_unless_the_operator_says_so() -> None:
     assert accepted(shared, job).request.cache_salt is None
 
 
+def checkpointed(one: Intake, answers: list[Progress], *, prompt: str = "hi", **options: Any) -> Delivery:
+    """A job with the prompt "hi" and a checkpoint made for another one or the same."""
+    return delivery(
+        payload(prompt="hi", options={"max_tokens": 8, **options}),
+        checkpoint=b"".join(encode(index, answer) for index, answer in enumerate(answers)),
+        checkpoint_meta=one.checkpoint_meta(ByteTokenizer().encode(prompt)),
+    )
+
+
 def test_a_checkpoint_of_this_prompt_and_model_is_resumed() -> None:
     """
-    Tokens are taken over only where the text beside them names the same prompt and model.
+    Answers are taken over only where the text beside them names the same prompt, model and format.
     """
-    one = intake()
-    prompt = ByteTokenizer().encode("hi")
-    saved = np.asarray([104, 105, 106], "<i4").tobytes()
-    job = payload(prompt="hi", options={"max_tokens": 8})
-    mine = delivery(job, checkpoint=saved, checkpoint_meta=one.checkpoint_meta(prompt), stream_tokens=True)
-    other = delivery(job, checkpoint=saved, checkpoint_meta=one.checkpoint_meta(prompt[:1]))
+    one, answers = intake(), [Progress((104, 105)), Progress((106,), (), FinishReason.STOP)]
+    mine = checkpointed(one, answers, n=2)
+    others = [
+        checkpointed(one, answers, prompt="ho", n=2),
+        checkpointed(replace(one, fingerprint="print-2"), answers, n=2),
+        replace(mine, checkpoint_meta=mine.checkpoint_meta.removeprefix(f"{FORMAT}:")),
+    ]
 
-    assert ((104, 105, 106),) == accepted(one, mine).request.resumed
-    assert () == accepted(one, other).request.resumed
+    assert tuple(answers) == accepted(one, mine).request.resumed
+    assert [(), (), ()] == [accepted(one, other).request.resumed for other in others]
 
 
-def test_a_checkpoint_is_not_enough_for_logprobs() -> None:
+def test_a_checkpoint_that_cannot_be_read_is_not_used() -> None:
     """
-    Where more than tokens is asked for, the job starts from the prompt.
+    Where bytes are missing, or log-probabilities that the job asks for, it starts from the prompt.
     """
-    one = intake()
-    meta = one.checkpoint_meta(ByteTokenizer().encode("hi"))
-    for options in ({"logprobs": 1}, {"n": 2}):
-        job = delivery(payload(prompt="hi", options=options), checkpoint=b"\1\0\0\0", checkpoint_meta=meta)
-        assert () == accepted(one, job).request.resumed
+    one, answers = intake(), [Progress((104,))]
+    cut = checkpointed(one, answers)
+
+    assert () == accepted(one, replace(cut, checkpoint=cut.checkpoint[:-1])).request.resumed
+    assert () == accepted(one, checkpointed(one, answers, logprobs=1)).request.resumed
+
+
+def test_a_prompt_whose_log_probabilities_are_asked_for_is_computed_by_somebody() -> None:
+    """
+    They come with the prompt: where no answer would compute it any more, the job starts from there.
+    """
+    one, going, over = intake(), Progress((104,)), Progress((105,), (), FinishReason.STOP)
+    too_long = Progress((104,) * 98)
+
+    for answers, resumed in (([going, over], True), ([over, over], False), ([too_long, over], False)):
+        job = checkpointed(one, answers, n=2, prompt_logprobs=0)
+        assert resumed == bool(accepted(one, job).request.resumed)
+    assert accepted(one, checkpointed(one, [over, over], n=2)).request.resumed
 
 
 def test_a_long_prompt_is_an_error_unless_the_job_says_what_to_cut() -> None:
