@@ -344,13 +344,18 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """A finished request with all its answers, by index."""
+    """
+    A finished request with all its answers, by index.
+
+    `gpu_ms`, its share of the engine's time, is set by whoever steps the engine.
+    """
 
     request_id: str
     completions: tuple[Completion, ...]
     num_prompt_tokens: int
     num_cached_tokens: int
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+    gpu_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,13 +12,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
 from engine.errors import EngineError, RequestError
 from engine.request import Capacity, Request, RequestOutput, TextDelta
 from worker.engine_port import Engine, EngineStats
+from worker.metering import Meter
 
 T = TypeVar("T")
 
@@ -69,6 +70,7 @@ class EngineThread:
         self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
         self._turns: deque[Turn] = deque()
         self._turn = Turn()
+        self._meter = Meter()
         self._wake_up_pending = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -99,6 +101,25 @@ class EngineThread:
         batch = list(requests)
         self._commands.put(lambda: self._add(batch))
 
+    async def abort(self, request_ids: Iterable[str], *, unstarted_only: bool = False) -> dict[str, RequestOutput]:
+        """
+        Take requests out of the engine, between two steps; what each has, of those that were in it.
+
+        Args:
+            unstarted_only: Leave those in it of which something has been computed.
+
+        Raises:
+            EngineGone: as `call`.
+        """
+        wanted = list(request_ids)
+
+        def abort(engine: Engine) -> dict[str, RequestOutput]:
+            taken = [name for name in wanted if not unstarted_only or not engine.num_started(name)]
+            outputs = [engine.abort(name) for name in taken]
+            return {output.request_id: self._metered(output) for output in outputs if output is not None}
+
+        return await self.call(abort)
+
     async def call(self, command: Callable[[Engine], T]) -> T:
         """
         Run `command` on the engine between two steps and return what it returns.
@@ -126,7 +147,8 @@ class EngineThread:
                 if self._engine.has_work:
                     self._busy_since = self._clock()
                     outputs = self._engine.step()
-                    self._turn.finished += outputs.finished
+                    self._meter.spend(self._clock() - self._busy_since)
+                    self._turn.finished += map(self._metered, outputs.finished)
                     self._turn.deltas += outputs.deltas
                 self._publish()
                 self._busy_since = None
@@ -156,6 +178,10 @@ class EngineThread:
                 self._turn.rejected.append((request.request_id, error))
             else:
                 self._turn.added.append(request.request_id)
+                self._meter.enter(request.request_id)
+
+    def _metered(self, output: RequestOutput) -> RequestOutput:
+        return replace(output, gpu_ms=self._meter.leave(output.request_id))
 
     def _answer(self, future: "asyncio.Future[T]", command: Callable[[Engine], T]) -> None:
         try:

@@ -7,7 +7,6 @@ Everything here runs on the event loop and in batches: no job has a task of its 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
 import structlog
 
@@ -17,7 +16,6 @@ from pagemill.messages import Delivery
 from pagemill.schema import Failure, ResultStatus
 from worker.checkpoints import Saved
 from worker.deferrals import Deferrals
-from worker.engine_port import Engine
 from worker.engine_thread import EngineThread, Turn
 from worker.intake import Accepted, Deferred, Intake, Prepared, Refused
 from worker.leases import Held, Leases
@@ -120,7 +118,7 @@ class Jobs:
         for held in open_jobs.values():
             # the intake may end while the engine is asked
             held.stopped_as = status
-        outputs = await self._engine.call(partial(_abort, open_jobs))
+        outputs = await self._engine.abort(open_jobs)
         for job_id, held in open_jobs.items():
             # not in the engine: it has not come there yet, or its output is on the way to us
             if job_id in outputs or held.request is None:
@@ -130,7 +128,7 @@ class Jobs:
         """Drop jobs that belong to another worker now."""
         lost = [job_id for job_id in job_ids if self._drop(job_id)]
         if lost:
-            await self._engine.call(partial(_abort, lost))
+            await self._engine.abort(lost)
             self._on_change()
 
     async def take_unstarted(self) -> list[Held]:
@@ -138,7 +136,7 @@ class Jobs:
         # first: what the intake finishes while the engine is asked would go on running
         self._closed = True
         in_engine = {held.delivery.job_id for held in self._leases if held.request and not held.settled}
-        unstarted = await self._engine.call(partial(_abort_unstarted, in_engine))
+        unstarted = await self._engine.abort(in_engine, unstarted_only=True)
         jobs = [held for held in self._leases if not held.settled]
         return self._take(held for held in jobs if not held.request or held.delivery.job_id in unstarted)
 
@@ -146,7 +144,7 @@ class Jobs:
         """Take back all jobs that have not ended; none enters the engine any more."""
         self._closed = True
         open_jobs = [held for held in self._leases if not held.settled]
-        await self._engine.call(partial(_abort, [held.delivery.job_id for held in open_jobs]))
+        await self._engine.abort(held.delivery.job_id for held in open_jobs)
         return self._take(held for held in open_jobs if not held.settled)
 
     def take(self, held: Held) -> bool:
@@ -236,13 +234,3 @@ class Jobs:
             self._streams.end(ended)
         else:
             self._sink.put(ended)
-
-
-def _abort(job_ids: Iterable[str], engine: Engine) -> dict[str, RequestOutput]:
-    outputs = {job_id: engine.abort(job_id) for job_id in job_ids}
-    return {job_id: output for job_id, output in outputs.items() if output is not None}
-
-
-def _abort_unstarted(job_ids: Iterable[str], engine: Engine) -> set[str]:
-    unstarted = {job_id for job_id in job_ids if not engine.num_started(job_id)}
-    return set(_abort(unstarted, engine))

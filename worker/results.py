@@ -86,4 +86,5 @@ def _usage(output: RequestOutput) -> Usage:
         prompt_tokens=output.num_prompt_tokens,
         completion_tokens=sum(len(one.token_ids) for one in output.completions),
         cached_tokens=output.num_cached_tokens,
+        gpu_ms=output.gpu_ms,
     )

@@ -2,12 +2,13 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
-from engine.request import Request, StepOutputs
+from engine.request import Request, RequestOutput, StepOutputs
 from engine.sampling_params import SamplingParams
 from worker.engine_thread import EngineGone, EngineThread, Turn
 from worker.fake_engine import ByteTokenizer, FakeEngine
@@ -172,3 +173,42 @@ def test_an_idle_thread_takes_no_steps() -> None:
     play(Counting(), story)
 
     assert 1 == len(steps)
+
+
+def test_each_request_is_told_what_it_took() -> None:
+    """
+    The time of the steps is shared by the requests in the engine, those that were aborted among them.
+    """
+    slept: list[float] = []
+    engine = FakeEngine(tokens_per_s=2000, sleep=lambda s: (slept.append(s), time.sleep(s))[0])
+
+    async def story(recorder: Recorder) -> None:
+        recorder.thread.add([request("a", max_tokens=40), request("b", max_tokens=80), request("c", max_tokens=8000)])
+        await recorder.until(lambda: len(recorder.finished) == 2)
+        aborted.update(await recorder.thread.abort(["c", "gone"]))
+
+    aborted: dict[str, RequestOutput] = {}
+    recorder = play(engine, story)
+
+    outputs = {output.request_id: output for turn in recorder.turns for output in turn.finished} | aborted
+    assert {"a", "b", "c"} == outputs.keys()
+    assert outputs["a"].gpu_ms < outputs["b"].gpu_ms < outputs["c"].gpu_ms
+    assert 1000 * sum(slept) - 1 <= sum(output.gpu_ms for output in outputs.values())
+
+
+def test_only_what_has_not_started_can_be_taken_out() -> None:
+    """
+    A drain takes back the requests of which nothing has been computed, and leaves the others in.
+    """
+
+    async def story(recorder: Recorder) -> None:
+        recorder.thread.add([request("runs", max_tokens=8000), request("waits")])
+        await recorder.until(lambda: recorder.thread.stats.num_running == 1)
+        taken.update(await recorder.thread.abort(["runs", "waits"], unstarted_only=True))
+        taken_later.update(await recorder.thread.abort(["runs"]))
+
+    taken: dict[str, RequestOutput] = {}
+    taken_later: dict[str, RequestOutput] = {}
+    play(FakeEngine(max_num_seqs=1, tokens_per_s=1000), story)
+
+    assert ({"waits"}, {"runs"}) == (taken.keys(), taken_later.keys())

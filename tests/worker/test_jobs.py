@@ -48,6 +48,10 @@ class SlowToAnswer:
         await self.meanwhile()
         return answer
 
+    async def abort(self, request_ids: Iterable[str], *, unstarted_only: bool = False) -> Any:
+        wanted = [name for name in request_ids if not unstarted_only or not self.engine.num_started(name)]
+        return await self.call(lambda engine: {name: output for name in wanted if (output := engine.abort(name))})
+
 
 class Ends:
     """Notes what has ended."""
