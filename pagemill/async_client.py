@@ -274,9 +274,10 @@ class AsyncClient(AsyncBatchVerbs):
             # before its record, so that a call that fails can be repeated
             await asyncio.to_thread(self._store.delete, url)
         state = await run_async(self._redis, calls.forget(keys, job_id))
-        if state is None:
+        if state is None and record is None:
             raise not_found(job_id)
-        return state in TERMINAL_STATES
+        # the call may have been made twice, where its first reply was lost
+        return state is None or state in TERMINAL_STATES
 
     async def stats(self) -> QueueStats:
         """Counters of this client's queue."""

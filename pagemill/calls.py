@@ -195,11 +195,12 @@ def publish(keys: QueueKeys, worker_id: str, job: Delivery, deltas: Sequence[Tok
     return Call(load("publish"), keys.base, args, bool)
 
 
-def heartbeat(keys: QueueKeys, worker_id: str, *, lease_ms: int, fields: Mapping[str, str | int | float]) -> Call[int]:
+def heartbeat(keys: QueueKeys, worker_id: str, *, lease_ms: int, fields: Mapping[str, str | int | float]) -> Call[str]:
+    """Gives the server's run id: another one after a restart or a failover, empty where it does not say."""
     args: list[Arg] = [worker_id, lease_ms]
     for name, value in fields.items():
         args += [name, str(value)]
-    return Call(load("heartbeat"), keys.base, args, int)
+    return Call(load("heartbeat"), keys.base, args, lambda reply: reply[1].decode())
 
 
 def leave(keys: QueueKeys, worker_id: str) -> Call[int]:

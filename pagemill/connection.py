@@ -20,7 +20,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
 from pagemill.errors import SettingsError, UnsafeServer
-from pagemill.scripts import translated
+from pagemill.scripts import is_not_ready, translated
 
 SOCKET_TIMEOUT_S = 10.0
 MIN_VERSION = (6, 2)
@@ -28,13 +28,7 @@ MIN_VERSION = (6, 2)
 _BACKOFF = ExponentialWithJitterBackoff(base=0.05, cap=1.0)
 
 # RESP2: replies have the same shape on every server and in every redis-py
-_OPTIONS: dict[str, Any] = {
-    "protocol": 2,
-    "socket_timeout": SOCKET_TIMEOUT_S,
-    "socket_connect_timeout": 5.0,
-    "socket_keepalive": True,
-    "health_check_interval": 15,
-}
+_OPTIONS: dict[str, Any] = {"protocol": 2, "socket_keepalive": True, "health_check_interval": 15}
 
 
 def connect(url: str) -> Redis:
@@ -45,17 +39,37 @@ def connect(url: str) -> Redis:
         SettingsError: the URL is not one of a server.
     """
     try:
-        return Redis.from_url(url, retry=Retry(_BACKOFF, 5), **_OPTIONS)
+        return Redis.from_url(url, retry=Retry(_BACKOFF, 5), **_OPTIONS, **_timeouts(SOCKET_TIMEOUT_S))
     except ValueError as error:
         raise _bad_url(url, error) from None
 
 
-def connect_async(url: str) -> AsyncRedis:
-    """As `connect`."""
+def connect_async(url: str, *, timeout_s: float = SOCKET_TIMEOUT_S) -> AsyncRedis:
+    """
+    As `connect`.
+
+    Args:
+        timeout_s: How long a reply may take, or a connection; one that has died in silence holds
+            a call up for that long.
+    """
     try:
-        return AsyncRedis.from_url(url, retry=AsyncRetry(_BACKOFF, 5), **_OPTIONS)
+        return AsyncRedis.from_url(url, retry=AsyncRetry(_BACKOFF, 5), **_OPTIONS, **_timeouts(timeout_s))
     except ValueError as error:
         raise _bad_url(url, error) from None
+
+
+def timeout_of_a_lease(lease_s: float) -> float:
+    """
+    How long a worker's calls may take.
+
+    Leases are renewed every third of a lease: a connection that has died in silence must be given
+    up, and the call made again, before the rest is over.
+    """
+    return min(SOCKET_TIMEOUT_S, max(lease_s / 4, min(1.0, lease_s / 2)))
+
+
+def _timeouts(timeout_s: float) -> dict[str, Any]:
+    return {"socket_timeout": timeout_s, "socket_connect_timeout": min(5.0, timeout_s)}
 
 
 def _bad_url(url: str, error: ValueError) -> SettingsError:
@@ -65,25 +79,32 @@ def _bad_url(url: str, error: ValueError) -> SettingsError:
     return SettingsError(f"the server's URL ({scheme or 'no scheme'}) cannot be used: {error}; {hint}")
 
 
-async def send_once(redis: AsyncRedis, *command: Any, timeout_s: float = SOCKET_TIMEOUT_S) -> Any:
+async def send_once(redis: AsyncRedis, *command: Any, timeout_s: float | None = None) -> Any:
     """
     Send a command and read its reply, once, whatever happens.
 
     After a failure or a cancellation the connection is closed, so that no late reply is taken
     for another command's.
 
+    Args:
+        timeout_s: How long the reply may take; else what the client was made with.
+
     Raises:
         RedisError: as the server or the connection gives it.
     """
     pool = redis.connection_pool
+    if timeout_s is None:
+        timeout_s = float(pool.connection_kwargs["socket_timeout"])
     connection = await pool.get_connection()
     try:
         async with asyncio.timeout(timeout_s):
             await connection.send_command(*command)
             # its own time-out, which must not come first, would give None and keep the connection
             return await connection.read_response(timeout=timeout_s + 60)
-    except ResponseError:
-        # the server's own words: the connection is in step
+    except ResponseError as error:
+        # the server's own words: the connection is in step, if it leads to the right one
+        if is_not_ready(error):
+            await connection.disconnect(nowait=True)
         raise
     except TimeoutError:
         await connection.disconnect(nowait=True)

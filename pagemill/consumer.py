@@ -1,9 +1,10 @@
 """The worker's side of the queue: claim, renew, finish, hand back."""
 
 import json
+from collections import deque
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Any, Self, TypeVar
 
 from redis.asyncio import Redis
 from redis.exceptions import NoScriptError, RedisError
@@ -11,6 +12,7 @@ from redis.exceptions import NoScriptError, RedisError
 from pagemill import calls
 from pagemill.batches import cancel_more
 from pagemill.connection import judge, read_facts, send_once
+from pagemill.contact import Contact
 from pagemill.keys import MODELS, QueueKeys
 from pagemill.messages import (
     Checkpoint,
@@ -25,8 +27,13 @@ from pagemill.messages import (
 )
 from pagemill.scripts import Call, run_async, run_many_async, translated
 
+T = TypeVar("T")
+
 # streams that one sweep tidies
 TIDY = 32
+
+# entries that were finished last; an older server has them still, and they are not handed back unasked
+MAX_FINISHED = 1024
 
 
 class Consumer:
@@ -49,7 +56,12 @@ class Consumer:
 
         # all the mutable state there is
         self._held: set[tuple[str, str]] = set()
+        self._finished: deque[tuple[str, str]] = deque(maxlen=MAX_FINISHED)
         self._reply_lost = False
+        self._in_doubt = False
+        self._run_id = ""
+        self._replaced = False
+        self._contact = Contact(lease_s=lease_ms / 1000)
         self._turn = 0
         self._cursor = "0"
         self._registered: set[str] = set()
@@ -135,11 +147,12 @@ class Consumer:
         return 0 if holder not in (None, self.worker_id.encode()) else int(waiting or 0)
 
     async def _disown(self) -> None:
-        if self._reply_lost:
+        if self._reply_lost or self._in_doubt:
             # in this order: should it fail too, the next one begins a later turn
+            self._reply_lost, self._in_doubt = True, False
             self._turn += 1
-            disown = calls.disown(self.keys, self.worker_id, turn=self._turn, known=sorted(self._held))
-            await run_async(self._redis, disown)
+            known = sorted(self._held.union(self._finished))
+            await self._run(calls.disown(self.keys, self.worker_id, turn=self._turn, known=known))
             self._reply_lost = False
 
     async def _pull_once(self, max_jobs: int, max_tokens: int, job_cap_tokens: int) -> tuple[bool, list[Delivery]]:
@@ -157,7 +170,7 @@ class Consumer:
     async def _claim(self, call: Call[tuple[bool, list[Delivery]]]) -> tuple[bool, list[Delivery]]:
         # until the reply is read, entries may be ours without our knowing
         self._reply_lost = True
-        with translated():
+        with self._contact.watched(), translated():
             try:
                 reply = await send_once(self._redis, *call.by_hash)
             except NoScriptError:
@@ -174,8 +187,7 @@ class Consumer:
             checkpoints: By job id; saved only for jobs in `held` that are still ours.
         """
         parts = [held[start : start + calls.BATCH] for start in range(0, len(held), calls.BATCH)]
-        renewals = await run_many_async(
-            self._redis,
+        renewals = await self._run_many(
             [calls.renew(self.keys, self.worker_id, part, checkpoints or {}, lease_ms=self.lease_ms) for part in parts],
         )
         lost = frozenset[str]().union(*(renewal.lost for renewal in renewals))
@@ -196,20 +208,18 @@ class Consumer:
         In all four cases the job is no longer this worker's.
         """
         parts = [batch[start : start + calls.BATCH] for start in range(0, len(batch), calls.BATCH)]
-        outcomes = await run_many_async(
-            self._redis,
+        outcomes = await self._run_many(
             [calls.finish(self.keys, self.worker_id, part, [_record(end) for end in part]) for part in parts],
         )
         self._let_go(*(end.delivery for end in batch))
+        self._finished.extend((end.delivery.stream, end.delivery.entry_id) for end in batch)
         return [outcome for part in outcomes for outcome in part]
 
     async def retry(self, delivery: Delivery, *, delay_ms: int, why: str) -> Outcome:
         """
         Put a job off after a fault that may pass; any worker takes it then.
         """
-        outcome = await run_async(
-            self._redis, calls.retry(self.keys, self.worker_id, delivery, delay_ms=delay_ms, why=why)
-        )
+        outcome = await self._run(calls.retry(self.keys, self.worker_id, delivery, delay_ms=delay_ms, why=why))
         self._let_go(delivery)
         return outcome
 
@@ -221,7 +231,7 @@ class Consumer:
             message: Why, for whoever submitted the job and for the operator.
         """
         call = calls.bury(self.keys, self.worker_id, delivery, why=why, message=message)
-        outcome = await run_async(self._redis, call)
+        outcome = await self._run(call)
         self._let_go(delivery)
         return outcome
 
@@ -233,7 +243,7 @@ class Consumer:
             How many were still this worker's.
         """
         parts = [deliveries[start : start + calls.BATCH] for start in range(0, len(deliveries), calls.BATCH)]
-        released = await run_many_async(self._redis, [calls.release(self.keys, self.worker_id, part) for part in parts])
+        released = await self._run_many([calls.release(self.keys, self.worker_id, part) for part in parts])
         self._let_go(*deliveries)
         return sum(released)
 
@@ -242,24 +252,25 @@ class Consumer:
         Take back what dead workers held, promote what is due, end what waited too long or is of a
         cancelled batch, tidy up.
 
+        Nothing is taken back within a lease of a time when the server was out of reach: its
+        downtime is not held against the workers.
+
         Args:
             limit: Most jobs of each kind; what is left waits for the next sweep.
         """
         # short: when the sweeper dies, a peer goes on well within a lease
         hold_ms = max(1, self.lease_ms // 4)
-        if not await run_async(self._redis, calls.lock(self.keys, self.worker_id, hold_ms=hold_ms)):
+        if not await self._run(calls.lock(self.keys, self.worker_id, hold_ms=hold_ms)):
             return SweepReport(swept=False)
-        reclaimed, promoted, expired = await run_many_async(
-            self._redis,
-            [
-                calls.reclaim(self.keys, lease_ms=self.lease_ms, limit=limit),
-                calls.promote(self.keys, limit=limit),
-                calls.expire(self.keys, limit=limit),
-            ],
+        reclaimed = 0
+        if self._contact.steady:
+            reclaimed = await self._run(calls.reclaim(self.keys, lease_ms=self.lease_ms, limit=limit))
+        promoted, expired = await self._run_many(
+            [calls.promote(self.keys, limit=limit), calls.expire(self.keys, limit=limit)]
         )
-        cancelled, cancelling = await run_async(self._redis, cancel_more(self.keys, limit=limit))
-        self._cursor, collected = await run_async(
-            self._redis, calls.collect(self.keys, cursor=self._cursor, limit=TIDY, lease_ms=self.lease_ms)
+        cancelled, cancelling = await self._run(cancel_more(self.keys, limit=limit))
+        self._cursor, collected = await self._run(
+            calls.collect(self.keys, cursor=self._cursor, limit=TIDY, lease_ms=self.lease_ms)
         )
         return SweepReport(True, reclaimed, promoted, expired, cancelled, cancelling, collected)
 
@@ -273,14 +284,31 @@ class Consumer:
             urls = await self._redis.execute_command("LPOP", self.keys.orphans, limit)
         return [url.decode() for url in urls or ()]
 
-    async def heartbeat(self, fields: Mapping[str, str | int | float]) -> None:
+    async def heartbeat(self, fields: Mapping[str, str | int | float]) -> bool:
         """
         Say that this worker lives, and how it is; a field "model" routes that model's jobs here.
+
+        Returns:
+            True where the server is not the one of the heartbeat before: it was restarted, or a
+            replica took its place, and it may not know of the last moments.
         """
-        await run_async(self._redis, calls.heartbeat(self.keys, self.worker_id, lease_ms=self.lease_ms, fields=fields))
+        beat = calls.heartbeat(self.keys, self.worker_id, lease_ms=self.lease_ms, fields=fields)
+        before, self._run_id = self._run_id, await self._run(beat)
+        self._replaced |= before not in ("", self._run_id)
         model = fields.get("model")
         if isinstance(model, str) and not await self._is_registered(model):
             await self.register_model(model)
+        replaced, self._replaced = self._replaced, False
+        return replaced
+
+    def doubt(self) -> None:
+        """
+        Have the next pull hand back what the server calls this worker's and is not in its hands.
+
+        For a server that forgot that jobs had ended. Those whose results it has got again are done.
+        """
+        self._finished.clear()
+        self._in_doubt = True
 
     async def _is_registered(self, model: str) -> bool:
         if model not in self._registered:
@@ -293,7 +321,7 @@ class Consumer:
         """
         Say that this worker is gone: peers take back at the next sweep what it still holds.
         """
-        await run_async(self._redis, calls.leave(self.keys, self.worker_id))
+        await self._run(calls.leave(self.keys, self.worker_id))
 
     async def wait_for_work(self, timeout_s: float) -> None:
         """
@@ -313,7 +341,7 @@ class Consumer:
         """
         Add new text to the job's token stream; False where the job is another worker's now.
         """
-        return await run_async(self._redis, calls.publish(self.keys, self.worker_id, delivery, deltas))
+        return await self._run(calls.publish(self.keys, self.worker_id, delivery, deltas))
 
     async def stats(self) -> QueueStats:
         """The queue's counters."""
@@ -322,6 +350,14 @@ class Consumer:
                 for command in calls.stats_commands(self.keys):
                     pipeline.execute_command(*command)
                 return calls.read_stats(*await pipeline.execute())
+
+    async def _run(self, call: Call[T]) -> T:
+        with self._contact.watched():
+            return await run_async(self._redis, call)
+
+    async def _run_many(self, calls_: Sequence[Call[Any]]) -> list[Any]:
+        with self._contact.watched():
+            return await run_many_async(self._redis, calls_)
 
     def _let_go(self, *jobs: Delivery) -> None:
         self._held.difference_update((job.stream, job.entry_id) for job in jobs)

@@ -12,6 +12,7 @@ PagemillError
 ├── JobFailed               the job ended without an answer: `result` says why
 ├── WaitTimeout             the job has not ended yet
 ├── QueueUnavailable        the server cannot be reached or refuses: operator
+│   ├── ServerAway          out of reach, loading, or no master now: it may come back by itself
 │   └── ServerFull          it is out of memory; a submit raises Busy instead
 ├── UnsafeServer            the server's settings can lose jobs: operator
 ├── ObjectStoreError        an object cannot be read or written: operator
@@ -90,6 +91,10 @@ class QueueUnavailable(PagemillError):
     def __init__(self, message: str, *, job_id: str | None = None) -> None:
         super().__init__(message)
         self.job_id = job_id
+
+
+class ServerAway(QueueUnavailable):
+    """Raised when the server is out of reach, or not ready: what failed may be tried again later."""
 
 
 class ServerFull(QueueUnavailable):

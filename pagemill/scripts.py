@@ -1,7 +1,8 @@
 """Runs the Lua scripts: loaded once, called by hash, sent again where a server does not know them."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import re
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha1
@@ -12,7 +13,7 @@ import redis.exceptions as redis_errors
 from redis import Redis
 from redis.asyncio import Redis as AsyncRedis
 
-from pagemill.errors import QueueUnavailable, ServerFull
+from pagemill.errors import QueueUnavailable, ServerAway, ServerFull
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -21,6 +22,11 @@ Arg = str | bytes | int
 # parts that are no scripts by themselves, and how the first line of one asks for them
 SHARED = ("common", "ending", "admission", "claim", "dead", "suspects")
 WITH = "-- with: "
+
+# said by a server that is no master (any more), or cannot write now; redis-py cuts some first words off
+_NOT_READY = re.compile(
+    "READONLY|read only replica|LOADING|MASTERDOWN|Link with MASTER|CLUSTERDOWN|NOREPLICAS|MISCONF|UNBLOCKED|^BUSY "
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +85,7 @@ def run(redis: Redis, call: Call[T]) -> T:
     Raises:
         QueueUnavailable: the server cannot be reached or refuses; ServerFull where it is out of memory.
     """
-    with translated():
+    with _reaching(redis):
         try:
             reply = redis.execute_command(*call.by_hash)
         except redis_errors.NoScriptError:
@@ -89,7 +95,7 @@ def run(redis: Redis, call: Call[T]) -> T:
 
 async def run_async(redis: AsyncRedis, call: Call[T]) -> T:
     """As `run`."""
-    with translated():
+    async with _reaching_async(redis):
         try:
             reply = await redis.execute_command(*call.by_hash)
         except redis_errors.NoScriptError:
@@ -99,7 +105,7 @@ async def run_async(redis: AsyncRedis, call: Call[T]) -> T:
 
 def run_many(redis: Redis, calls: Sequence[Call[T]]) -> list[T]:
     """Send all calls in one go; replies in order. Raises as `run`, for the first that failed."""
-    with translated():
+    with _reaching(redis):
         replies = _send(redis, [call.by_hash for call in calls])
         unknown = _unknown(replies)
         if unknown:
@@ -110,7 +116,7 @@ def run_many(redis: Redis, calls: Sequence[Call[T]]) -> list[T]:
 
 async def run_many_async(redis: AsyncRedis, calls: Sequence[Call[T]]) -> list[T]:
     """As `run_many`."""
-    with translated():
+    async with _reaching_async(redis):
         replies = await _send_async(redis, [call.by_hash for call in calls])
         unknown = _unknown(replies)
         if unknown:
@@ -155,6 +161,34 @@ def _is_full(error: Exception) -> bool:
     return isinstance(error, redis_errors.OutOfMemoryError) or "OOM" in str(error)
 
 
+def is_not_ready(error: Exception) -> bool:
+    """Whether the server says that it is no master, or that it cannot serve for now."""
+    # on 6.2, what a command inside a script says comes as the script's own error
+    return _NOT_READY.search(str(error)) is not None
+
+
+@contextmanager
+def _reaching(redis: Redis) -> Iterator[None]:
+    """As `translated`; and where a failover may have moved the server, the next call looks for it anew."""
+    try:
+        with translated():
+            yield
+    except ServerAway:
+        redis.connection_pool.disconnect(inuse_connections=False)
+        raise
+
+
+@asynccontextmanager
+async def _reaching_async(redis: AsyncRedis) -> AsyncIterator[None]:
+    """As `_reaching`."""
+    try:
+        with translated():
+            yield
+    except ServerAway:
+        await redis.connection_pool.disconnect(inuse_connections=False)
+        raise
+
+
 @contextmanager
 def translated() -> Iterator[None]:
     """Turn what redis-py raises into our errors; the one place where the two meet."""
@@ -163,8 +197,10 @@ def translated() -> Iterator[None]:
     except redis_errors.AuthenticationError as error:
         raise QueueUnavailable(f"the queue's server refuses the login: {error}") from error
     except (redis_errors.ConnectionError, redis_errors.TimeoutError, OSError) as error:
-        raise QueueUnavailable(f"the queue's server cannot be reached: {error}") from error
+        raise ServerAway(f"the queue's server cannot be reached: {error}") from error
     except redis_errors.RedisError as error:
         if _is_full(error):
             raise ServerFull("the queue's server is out of memory") from error
+        if is_not_ready(error):
+            raise ServerAway(f"the queue's server is not ready: {error}") from error
         raise QueueUnavailable(f"the queue's server refuses: {error}") from error

@@ -19,7 +19,7 @@ import structlog
 
 from engine.config import USUAL_LIMITS, EngineConfig
 from engine.errors import ModelNotFound, StartupError
-from pagemill.connection import connect_async
+from pagemill.connection import connect_async, timeout_of_a_lease
 from pagemill.consumer import Consumer
 from pagemill.errors import PagemillError, QueueUnavailable, SettingsError
 from pagemill.object_store import ObjectStore, open_store
@@ -70,7 +70,7 @@ async def serve(settings: WorkerSettings) -> int:
     """
     worker_id = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
     store = open_store(settings.object_store) if settings.object_store else None
-    redis = connect_async(settings.redis_url)
+    redis = connect_async(settings.redis_url, timeout_s=timeout_of_a_lease(settings.lease_s))
     try:
         consumer = Consumer(redis, settings.queue, worker_id=worker_id, lease_ms=round(settings.lease_s * 1000))
         await _check_server(consumer, allow_unsafe=settings.allow_unsafe_redis)

@@ -155,6 +155,7 @@ class Service:
             self._renew(),
             self._beat(),
             self._sink.run(),
+            self._sink.tidy_forever(),
             self._streams.run(),
             sweep_forever(self._consumer, self._store, every_s=min(5.0, self._options.lease_s / 4)),
         ):
@@ -238,6 +239,9 @@ class Service:
                 task.cancel()
             await asyncio.wait(self._tasks, timeout=0.2)
         self._pool.shutdown(wait=False, cancel_futures=True)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FLUSH_S):
+                await self._sink.close()
         with contextlib.suppress(QueueUnavailable):
             await self._consumer.leave()
 
@@ -322,13 +326,24 @@ class Service:
                 draining=self._stopping.is_set(),
             )
             try:
-                await self._consumer.heartbeat(fields)
+                if await self._consumer.heartbeat(fields):
+                    self._start(self._remind())
                 if beat % BEATS_PER_REGISTRATION == 0:
                     for name in self._options.aliases:
                         await self._consumer.register_model(name)
             except QueueUnavailable as error:
                 log.warning("heartbeat.failed", error=str(error))
             await asyncio.sleep(min(1.0, self._leases.renew_every_s))
+
+    async def _remind(self) -> None:
+        """
+        Tell a server that was replaced what it may have missed: the last results, and whose the jobs are.
+
+        In this order, so that what has ended does not run again.
+        """
+        log.warning("server.replaced", held=len(self._leases))
+        await self._sink.write_again()
+        self._consumer.doubt()
 
     def _on_turns(self, turns: Sequence[Turn]) -> None:
         self._jobs.on_turns(turns)

@@ -8,7 +8,7 @@ lease. Writing one twice does no harm: the queue knows the job as ended.
 import asyncio
 import random
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -22,6 +22,7 @@ from pagemill.object_store import ObjectStore
 from pagemill.schema import Failure, Result, ResultStatus
 from worker.leases import Held
 from worker.results import ResultMaker
+from worker.written import KEEP_S, Kept, Written
 
 log = structlog.get_logger(__name__)
 
@@ -67,6 +68,7 @@ class Sink:
         store: For large results; without one, all go to Redis.
         inline_bytes: Results above this size go to the store.
         on_settled: Called for each job when its result is written, or belongs to another.
+        keep_s: How long what was written can be written again.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class Sink:
         *,
         inline_bytes: int,
         on_settled: Callable[[Held, Outcome], None],
+        keep_s: float = KEEP_S,
     ) -> None:
         self._consumer = consumer
         self._store = store
@@ -84,7 +87,8 @@ class Sink:
         self._inline_bytes = inline_bytes
         self._on_settled = on_settled
 
-        # all the mutable state there is: what waits, what goes to or from the store, what is being written
+        # all the mutable state there is: what waits, what goes to or from the store, what is being written, what was
+        self._written = Written(keep_s)
         self._ended: deque[Ended] = deque()
         self._ready: deque[_Ready] = deque()
         self._transfers: set[asyncio.Task[None]] = set()
@@ -156,19 +160,48 @@ class Sink:
                 # we lost the job and pulled it again meanwhile: the result is good for the new entry
                 self._ready.append(one)
             else:
+                self._written.keep(finished, outcome)
                 self._on_settled(one.held, outcome)
-                self._discard(finished, outcome)
 
-    def _discard(self, finished: Finished, outcome: Outcome) -> None:
+    async def write_again(self) -> None:
+        """Write the last results once more, to a server that may not have them any more."""
+        kept = self._written.let_go(everything=True)
+        for start in range(0, len(kept), MAX_BATCH):
+            await self._write_part_again(kept[start : start + MAX_BATCH])
+
+    async def _write_part_again(self, kept: Sequence[Kept]) -> None:
+        sent = [one.finished for one in kept]
+        outcomes = await keep_trying("results.write_again", lambda: self._consumer.finish(sent))
+        for one, outcome in zip(kept, outcomes, strict=True):
+            # "fenced": the server does not even know that we had it, and has it run again
+            self._written.keep(one.finished, outcome)
+        log.info("results.written_again", results=len(kept), forgotten=outcomes.count("done"))
+
+    async def tidy_forever(self) -> None:
+        """Discard what was written, some time later."""
+        while True:
+            await asyncio.sleep(1.0)
+            self._discard(self._written.let_go())
+
+    async def close(self) -> None:
+        """Discard all that was written, now."""
+        self._discard(self._written.let_go(everything=True))
+        if self._transfers:
+            await asyncio.wait(self._transfers)
+
+    def _discard(self, written: Iterable[Kept]) -> None:
         """Delete what nobody needs any more; an object that stays behind is for the bucket's lifecycle rule."""
-        if self._store is None:
-            return
+        if self._store is not None:
+            for kept in written:
+                self._delete_objects(self._store, kept.finished, kept.outcome)
+
+    def _delete_objects(self, store: ObjectStore, finished: Finished, outcome: Outcome) -> None:
         # fenced: its new owner reads the payload
         if finished.delivery.payload_ref and outcome != "fenced":
-            self._start(self._delete(self._store, finished.delivery.payload_ref))
+            self._start(self._delete(store, finished.delivery.payload_ref))
         # not on "duplicate": where a reply was lost, the result that is published is this one
         if finished.ref and outcome in ("fenced", "gone"):
-            self._start(self._delete(self._store, finished.ref))
+            self._start(self._delete(store, finished.ref))
 
     async def _delete(self, store: ObjectStore, ref: str) -> None:
         try:

@@ -3,11 +3,16 @@
 import asyncio
 from functools import partial
 
+import structlog
+
 from engine.request import TextDelta
 from pagemill.consumer import Consumer
+from pagemill.errors import ServerFull
 from pagemill.messages import TokenDelta
 from worker.leases import Held
 from worker.sinks import Ended, Sink, keep_trying
+
+log = structlog.get_logger(__name__)
 
 
 class TokenStreams:
@@ -47,7 +52,13 @@ class TokenStreams:
             batch, self._deltas = self._deltas, {}
             ends, self._ends = self._ends, []
             for held, deltas in batch.values():
-                publish = partial(self._consumer.publish_tokens, held.delivery, deltas)
-                await keep_trying("tokens.publish", publish)
+                await keep_trying("tokens.publish", partial(self._publish, held, deltas))
             for ended in ends:
                 self._sink.put(ended)
+
+    async def _publish(self, held: Held, deltas: list[TokenDelta]) -> None:
+        try:
+            await self._consumer.publish_tokens(held.delivery, deltas)
+        except ServerFull:
+            # its readers get the rest from the result, which a full server takes, and which must not wait for this
+            log.warning("tokens.skipped", job_id=held.delivery.job_id, why="the server is out of memory")

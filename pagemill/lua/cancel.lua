@@ -19,6 +19,8 @@ local v = redis.call('HMGET', job, 'st', 'ln', 'tok')
 if not v[1] then
   return ''
 end
+-- a cancelled job gives its payload's memory back
+write_although_full()
 if v[1] == 'running' then
   redis.call('HSET', job, 'cancel', '1')
 elseif not TERMINAL[v[1]] then

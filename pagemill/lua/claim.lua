@@ -16,3 +16,14 @@ local function claimed(id, v, stream, entry, worker, now)
     v[12] or '', v[14] or '0',
   }
 end
+
+-- A group that was lost, and made anew, delivers again what workers hold: the lease goes back to
+-- whom the job's hash names. False where the entry is no running job's.
+local function try_give_lease_back(id, stream, entry)
+  local v = redis.call('HMGET', key('j', id), 'st', 'e', 'own')
+  if v[1] ~= 'running' or v[2] ~= entry then
+    return false
+  end
+  redis.call('XCLAIM', stream, GROUP, v[3], 0, entry, 'JUSTID')
+  return true
+end

@@ -21,6 +21,8 @@ for i = 3, #ARGV do
   known[ARGV[i]] = true
 end
 
+-- a worker that cannot begin a turn pulls no more, and a full server would stay full
+write_although_full()
 redis.call('SET', key('turn', worker), ARGV[2], 'PX', 3600000)
 
 local now = now_ms()

@@ -13,5 +13,7 @@ local holder = redis.call('GET', lock)
 if holder and holder ~= ARGV[1] then
   return 0
 end
+-- without a sweeper the jobs of dead workers would fill a full server for ever
+write_although_full()
 redis.call('SET', lock, ARGV[1], 'PX', ARGV[2])
 return 1

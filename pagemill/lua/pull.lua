@@ -29,6 +29,8 @@ local MAX_TENANTS = 8
 if tonumber(redis.call('GET', key('turn', worker)) or 0) > tonumber(ARGV[7]) then
   return { 0 }
 end
+-- without pulls a full server would stay full
+write_although_full()
 
 local now = now_ms()
 -- again: there is more to look at; behind: something that another worker could take stays here
@@ -118,6 +120,10 @@ local function admit(from, entry, fields)
   local id = fields[2]
   local job = key('j', id)
   local v = redis.call('HMGET', job, unpack(CLAIMED))
+  if v[1] == 'running' and try_give_lease_back(id, from.stream, entry) then
+    again = 1
+    return
+  end
   -- ended while it waited, or an older pointer that a failover brought back
   if not v[1] or v[1] ~= 'queued' or v[2] ~= entry then
     again = 1
@@ -141,7 +147,6 @@ local function claim(from)
   if from.taken == 0 then
     return
   end
-  -- first: a full server refuses a first write that grows, and without pulls it would stay full
   local read = redis.call('XREADGROUP', 'GROUP', GROUP, worker, 'COUNT', from.taken, 'STREAMS', from.stream, '>')
   redis.call('SADD', key('pending'), from.stream)
   for _, entry in ipairs(read[1][2]) do

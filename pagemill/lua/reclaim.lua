@@ -36,8 +36,7 @@ local function seen_since()
   end
   -- a queue that is new here has no leases from before
   local uptime = seen[1] and 0 or tonumber(string.match(text, 'uptime_in_seconds:(%d+)') or 0)
-  -- first: a full server refuses a first write that grows
-  redis.call('DEL', key('server'))
+  write_although_full()
   redis.call('HSET', key('server'), 'run_id', run_id, 'since', whole(now - 1000 * uptime))
   return now - 1000 * uptime
 end

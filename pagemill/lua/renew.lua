@@ -3,7 +3,9 @@
 --
 -- KEYS[1]  base
 -- Reads and writes
---   the entries' pending state  idle time back to 0, only where the job is this worker's
+--   the entries' pending state  idle time back to 0, only where the job is this worker's; made
+--                               anew, with the group, where that was lost
+--   streams, pending            the stream, where its group was lost
 --   j:<id>   hash    reads the fence, cancel and dl; writes ckm
 --   b:<batch> hash   read: is the job's batch cancelled
 --   ck:<id>  string  the checkpoint, appended where it is exactly at the offset
@@ -18,6 +20,18 @@
 local worker = ARGV[1]
 local now = now_ms()
 local verdicts, isolates = {}, false
+
+-- An operator or a restore can take the group away, and with it the list that peers look into for
+-- what a dead worker held. The hash says that the job is ours: it goes back into that list.
+local function extend(stream, entry)
+  local extended = redis.pcall('XCLAIM', stream, GROUP, worker, 0, entry, 'JUSTID')
+  if extended.err or #extended == 0 then
+    make_group(stream)
+    redis.call('XCLAIM', stream, GROUP, worker, 0, entry, 'FORCE', 'JUSTID')
+    redis.call('SADD', key('streams'), stream)
+    redis.call('SADD', key('pending'), stream)
+  end
+end
 
 -- saves what lies at `offset`; a call whose reply was lost comes again, and may bring more than before
 local function save(id, offset, bytes, meta)
@@ -39,7 +53,7 @@ for i = 3, #ARGV, 6 do
   local v = redis.call('HMGET', key('j', id), 'st', 'e', 'own', 'cancel', 'dl', 'g', 'b')
   local verdict = 'lost'
   if owned(v, entry, worker) then
-    redis.call('XCLAIM', stream, GROUP, worker, 0, entry, 'JUSTID')
+    extend(stream, entry)
     verdict = 'ok'
     isolates = isolates or v[6]
     if v[4] or (v[7] and batch_cancelled(v[7])) then

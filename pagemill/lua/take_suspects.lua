@@ -53,7 +53,7 @@ local function claim(ids, group)
       if id then
         local v = redis.call('HMGET', key('j', id), unpack(CLAIMED))
         jobs[#jobs + 1] = claimed(id, v, stream, entry[1], worker, now)
-      else
+      elseif not try_give_lease_back(entry[2][2], stream, entry[1]) then
         drop_entry(stream, entry[1])
       end
     end

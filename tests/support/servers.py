@@ -64,9 +64,11 @@ def wait_for(condition: Callable[[], Any], timeout_s: float = 10.0) -> Any:
 class BlockingConsumer:
     """A Consumer for tests that tell their story without await."""
 
-    def __init__(self, url: str, queue: str, *, worker_id: str | None = None, lease_ms: int = 30_000) -> None:
+    def __init__(
+        self, url: str, queue: str, *, worker_id: str | None = None, lease_ms: int = 30_000, timeout_s: float = 10.0
+    ) -> None:
         self._runner = asyncio.Runner()
-        self._redis = connect_async(url)
+        self._redis = connect_async(url, timeout_s=timeout_s)
         self.consumer = Consumer(self._redis, queue, worker_id=worker_id or f"w-{uuid7()}", lease_ms=lease_ms)
         try:
             self.run(self.consumer.heartbeat({}))

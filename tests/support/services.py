@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
-from pagemill.connection import connect_async
+from pagemill.connection import connect_async, timeout_of_a_lease
 from pagemill.consumer import Consumer
 from pagemill.ids import uuid7
 from pagemill.object_store import ObjectStore
@@ -80,7 +80,7 @@ class RunningService:
                 self.error = error
 
     async def _serve(self) -> None:
-        redis = connect_async(self._url)
+        redis = connect_async(self._url, timeout_s=timeout_of_a_lease(self._options.lease_s))
         consumer = Consumer(redis, self._queue, worker_id=self.worker_id, lease_ms=round(self._options.lease_s * 1000))
         tokenizer = ByteTokenizer()
         engine = self.engine

@@ -77,6 +77,7 @@ def write(consumer: ScriptedConsumer, ended: Sequence[Ended], store: FileStore |
         async with asyncio.timeout(20):
             while len(sink):
                 await asyncio.sleep(0.002)
+            await sink.close()
         task.cancel()
 
     asyncio.run(run())

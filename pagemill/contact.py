@@ -1,0 +1,45 @@
+"""Whether the server was in reach all the time: what it did not hear of is nobody's fault."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from pagemill.errors import ServerAway
+
+
+class Contact:
+    """
+    Notes when the server was last out of reach, or so slow that leases may have run out meanwhile.
+
+    Whoever could not reach it has to suppose that nobody could: workers that fell silent then are
+    not dead, and have one lease to be heard of again.
+
+    Args:
+        lease_s: What a worker's silence is measured by.
+    """
+
+    def __init__(self, *, lease_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        # heartbeats are a third of a lease apart: with a call that took no longer than half of one
+        # beside it, that is no lease
+        self._too_slow_s = lease_s / 2
+        self._lease_s = lease_s
+        self._clock = clock
+        self._lost_at: float | None = None
+
+    @property
+    def steady(self) -> bool:
+        """It has been in reach for a whole lease, as far as is known."""
+        return self._lost_at is None or self._clock() - self._lost_at >= self._lease_s
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Around a call: note how it went."""
+        began = self._clock()
+        try:
+            yield
+        except ServerAway:
+            self._lost_at = self._clock()
+            raise
+        finally:
+            if self._clock() - began > self._too_slow_s:
+                self._lost_at = self._clock()

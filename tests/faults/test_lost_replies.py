@@ -1,0 +1,271 @@
+"""
+The server carries a script out and its reply never arrives: nothing is lost, nothing is doubled.
+
+Each script in turn, through a proxy that cuts the connection between the command and its reply.
+"""
+
+from collections.abc import Callable
+
+import pytest
+from redis import Redis
+
+from pagemill.client import Client
+from pagemill.errors import QueueUnavailable
+from pagemill.keys import QueueKeys
+from pagemill.messages import Checkpoint, Renewal, TokenDelta
+from pagemill.scripts import load
+from tests.support.servers import BlockingConsumer, a_job, wait_for
+from tests.support.tcp_proxy import TcpProxy
+
+MakeConsumer = Callable[..., BlockingConsumer]
+
+
+def lose(proxy: TcpProxy, *scripts: str) -> None:
+    """The next reply of each of these scripts is lost."""
+    for name in scripts:
+        proxy.lose_reply(load(name).sha.encode())
+
+
+def num_entries(redis: Redis, queue: str) -> int:
+    """Entries in all streams of the lanes, read or not."""
+    return sum(redis.xlen(stream) for stream in redis.scan_iter(match=f"{QueueKeys(queue).base}:s:*"))
+
+
+@pytest.fixture(autouse=True)
+def scripts_are_known(consumer: MakeConsumer, client: Client) -> None:
+    """All scripts are called by their hash from here on: what is lost is the call itself, not NOSCRIPT."""
+    # its turn at sweeping is over soon
+    worker = consumer(lease_ms=400)
+    client.submit_many([a_job(f"warm {number}", lane="bulk") for number in range(5)])
+    first, second, third, *rest = worker.pull()
+    worker.run(worker.consumer.renew([first]))
+    worker.run(worker.consumer.publish_tokens(second, [TokenDelta(0, 0, "a", 1)]))
+    worker.run(worker.consumer.retry(second, delay_ms=0, why="warm"))
+    worker.run(worker.consumer.sweep())
+    worker.run(worker.consumer.release([third]))
+    worker.consumer.doubt()
+    worker.finish(first, *rest, *worker.pull())
+    assert "done" == client.cancel(first.job_id)
+    for job in (first, second, third, *rest):
+        client.forget(job.job_id)
+    worker.run(worker.consumer.leave())
+
+
+def test_submit(proxy: TcpProxy, far_client: Client, redis: Redis, queue: str) -> None:
+    """
+    The client sends it again by itself, and one job is in the queue.
+    """
+    lose(proxy, "submit")
+    accepted = far_client.submit(a_job())
+
+    assert (True, 1, 1) == (accepted.duplicate, num_entries(redis, queue), proxy.num_replies_lost)
+    assert 1 == far_client.stats().queued["standard"]
+
+
+def test_submit_of_many(proxy: TcpProxy, far_client: Client, redis: Redis, queue: str) -> None:
+    """
+    Of a pipeline the whole is sent again.
+    """
+    jobs = [a_job(f"{number}") for number in range(100)]
+    lose(proxy, "submit")
+    accepted = far_client.submit_many(jobs)
+
+    assert ([job.id for job in jobs], 100) == ([one.job_id for one in accepted], num_entries(redis, queue))
+    assert 1 == proxy.num_replies_lost
+
+
+def test_pull(proxy: TcpProxy, far_consumer: MakeConsumer, client: Client) -> None:
+    """
+    The call fails; what it had claimed is handed back by the next one, and costs no attempt.
+    """
+    job_id = client.submit(a_job()).job_id
+    worker = far_consumer()
+    lose(proxy, "pull")
+    with pytest.raises(QueueUnavailable):
+        worker.pull()
+    assert "running" == client.status(job_id).state
+
+    lose(proxy, "disown")
+    [job] = worker.pull()
+
+    assert (job_id, 1, 2) == (job.job_id, job.attempt, proxy.num_replies_lost)
+    assert 1 == client.stats().running
+
+
+def test_pull_in_silence(proxy: TcpProxy, far_consumer: MakeConsumer, client: Client) -> None:
+    """
+    A connection that stays open and dead is given up after the time-out.
+    """
+    job_id = client.submit(a_job()).job_id
+    worker = far_consumer(timeout_s=0.3)
+    proxy.lose_reply(load("pull").sha.encode(), silently=True)
+    with pytest.raises(QueueUnavailable, match=r"0\.3 s"):
+        worker.pull()
+
+    assert [(job_id, 1)] == [(job.job_id, job.attempt) for job in worker.pull()]
+
+
+def test_pull_that_arrives_late(proxy: TcpProxy, far_consumer: MakeConsumer, client: Client) -> None:
+    """
+    A call that was given up, and reaches the server after the next one, claims nothing.
+    """
+    worker = far_consumer(timeout_s=0.3)
+    proxy.strand()
+    with pytest.raises(QueueUnavailable):
+        worker.pull()
+    assert [] == worker.pull()
+    client.submit(a_job())
+
+    proxy.heal()
+    wait_for(lambda: "1 open" in repr(proxy))
+
+    assert 0 == client.stats().running
+    assert 1 == len(worker.pull())
+
+
+def test_renew(proxy: TcpProxy, far_consumer: MakeConsumer, client: Client, redis: Redis, queue: str) -> None:
+    """
+    A repeated checkpoint is saved once, and the leases are as after one call.
+    """
+    job_id = client.submit(a_job()).job_id
+    worker = far_consumer()
+    [job] = worker.pull()
+    renewals = []
+    for number, saved in enumerate((b"abcd", b"efgh", b"ijkl")):
+        lose(proxy, "renew")
+        checkpoint = Checkpoint(4 * number, saved, "meta")
+        renewals.append(worker.run(worker.consumer.renew([job], {job_id: checkpoint})))
+
+    assert ([Renewal()] * 3, 3) == (renewals, proxy.num_replies_lost)
+    assert b"abcdefghijkl" == redis.get(f"{QueueKeys(queue).base}:ck:{job_id}")
+
+
+def test_finish(proxy: TcpProxy, far_consumer: MakeConsumer, client: Client, redis: Redis, queue: str) -> None:
+    """
+    The result is published, counted and announced once.
+    """
+    job_id = client.submit(a_job()).job_id
+    worker = far_consumer()
+    before = client.stats().totals
+    lose(proxy, "finish")
+
+    assert ["duplicate"] == worker.finish(*worker.pull(), text="blue")
+
+    after = client.stats().totals
+    assert "blue" == client.text(job_id, wait_s=0)
+    assert [1, 2] == [after[name] - before[name] for name in ("done", "completion_tokens")]
+    events = [fields[b"j"].decode() for _, fields in redis.xrange(QueueKeys(queue).events)]
+    assert 1 == events.count(job_id)
+
+
+def test_release(proxy: TcpProxy, far_consumer: MakeConsumer, client: Client, redis: Redis, queue: str) -> None:
+    """
+    The job goes back once.
+    """
+    job_id = client.submit(a_job()).job_id
+    worker = far_consumer()
+    held = worker.pull()
+    lose(proxy, "release")
+    worker.run(worker.consumer.release(held))
+
+    assert (1, 1, 0) == (num_entries(redis, queue), client.stats().queued["standard"], client.stats().running)
+    assert [(job_id, 1)] == [(job.job_id, job.attempt) for job in worker.pull()]
+
+
+def test_retry(proxy: TcpProxy, far_consumer: MakeConsumer, client: Client) -> None:
+    """
+    The job is put off once.
+    """
+    client.submit(a_job())
+    worker = far_consumer()
+    [job] = worker.pull()
+    lose(proxy, "retry")
+    outcome = worker.run(worker.consumer.retry(job, delay_ms=60_000, why="store"))
+
+    stats = client.stats()
+    assert ("duplicate", 1, 0, 2) == (outcome, stats.delayed, stats.running, stats.totals["retried"])
+
+
+def test_cancel(proxy: TcpProxy, far_client: Client, far_consumer: MakeConsumer) -> None:
+    """
+    Of a job that waits and of one that runs: it is cancelled, once.
+    """
+    running = far_client.submit(a_job("runs")).job_id
+    worker = far_consumer()
+    held = worker.pull()
+    waiting = far_client.submit(a_job("waits")).job_id
+    states = []
+    for job_id in (waiting, running):
+        lose(proxy, "cancel")
+        states.append(far_client.cancel(job_id))
+    worker.finish(*held, status="cancelled", text="so far")
+
+    assert (["cancelled", "running"], 2) == (states, proxy.num_replies_lost)
+    assert 2 == far_client.stats().totals["cancelled"]
+    assert ["", "so far"] == [far_client.result(job_id, wait_s=0).text for job_id in (waiting, running)]
+
+
+def test_publish(proxy: TcpProxy, far_consumer: MakeConsumer, client: Client) -> None:
+    """
+    Text that is in the stream twice is read once.
+    """
+    job_id = client.submit(a_job(stream=True)).job_id
+    worker = far_consumer()
+    [job] = worker.pull()
+    for offset, text in ((0, "ans"), (3, "wer")):
+        lose(proxy, "publish")
+        assert worker.run(worker.consumer.publish_tokens(job, [TokenDelta(0, offset, text, offset + 3)]))
+    worker.finish(job)
+
+    assert ["ans", "wer"] == [delta.text for delta in client.stream(job_id, wait_s=5)]
+
+
+def test_a_sweep(proxy: TcpProxy, far_consumer: MakeConsumer, consumer: MakeConsumer, client: Client) -> None:
+    """
+    What a sweep brought back is in the queue once, whichever of its replies was lost.
+    """
+    lapsed, due, late = (client.submit(a_job(name, **more)).job_id for name, more in (
+        ("lapsed", {}), ("due", {}), ("late", {"timeout_s": 0.3}),
+    ))  # fmt: skip
+    dead, sweeper = consumer(lease_ms=200), far_consumer(lease_ms=200)
+    held = {job.job_id: job for job in dead.pull()}
+    dead.run(dead.consumer.retry(held[due], delay_ms=0, why="again"))
+    dead.run(dead.consumer.retry(held[late], delay_ms=60_000, why="late"))
+    lose(proxy, "lock", "reclaim", "promote", "expire", "collect")
+
+    def all_done() -> bool:
+        sweeper.run(sweeper.consumer.sweep())
+        return [client.status(name).state for name in (lapsed, due, late)] == ["queued", "queued", "expired"]
+
+    wait_for(all_done)
+    wait_for(lambda: sweeper.run(sweeper.consumer.sweep()).swept and proxy.num_replies_lost == 5)
+
+    again = sorted((job.job_id, job.attempt, job.lapses) for job in sweeper.pull())
+    assert sorted([(lapsed, 1, 1), (due, 2, 0)]) == again
+    assert (2, 1, 0) == (client.stats().running, client.stats().totals["expired"], client.stats().delayed)
+
+
+def test_heartbeat_and_leave(proxy: TcpProxy, far_consumer: MakeConsumer, client: Client) -> None:
+    """
+    A worker that says twice that it lives, or leaves, has said it.
+    """
+    worker = far_consumer()
+    lose(proxy, "heartbeat")
+    worker.run(worker.consumer.heartbeat({"running": 1}))
+    seen = set(client.workers())
+    lose(proxy, "leave")
+    worker.run(worker.consumer.leave())
+
+    assert ({worker.worker_id}, {}, 2) == (seen, client.workers(), proxy.num_replies_lost)
+
+
+def test_forget(proxy: TcpProxy, far_client: Client, consumer: MakeConsumer) -> None:
+    """
+    A job that was dropped by the lost call counts as dropped.
+    """
+    job_id = far_client.submit(a_job()).job_id
+    worker = consumer()
+    worker.finish(*worker.pull())
+    lose(proxy, "forget")
+
+    assert (True, 1) == (far_client.forget(job_id), proxy.num_replies_lost)

@@ -1,0 +1,57 @@
+"""Knowing whether the server was in reach."""
+
+import pytest
+
+from pagemill.contact import Contact
+from pagemill.errors import QueueUnavailable, ServerAway
+
+
+class Clock:
+    """A clock that is set by hand."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_server_that_answers_is_in_reach() -> None:
+    """
+    Calls that go well, and refusals of one command, change nothing.
+    """
+    contact = Contact(lease_s=2.0, clock=Clock())
+    with contact.watched():
+        pass
+    with pytest.raises(QueueUnavailable), contact.watched():
+        raise QueueUnavailable("that command is not known")
+
+    assert contact.steady
+
+
+def test_after_an_outage_a_whole_lease_counts() -> None:
+    """
+    The lease begins anew with each call that fails.
+    """
+    clock = Clock()
+    contact = Contact(lease_s=2.0, clock=clock)
+    seen = []
+    for _ in range(2):
+        with pytest.raises(ServerAway), contact.watched():
+            raise ServerAway("no route")
+        clock.now += 1.9
+        seen.append(contact.steady)
+    clock.now += 0.2
+
+    assert [False, False, True] == [*seen, contact.steady]
+
+
+def test_a_call_that_took_most_of_a_lease_is_an_outage() -> None:
+    """
+    A server that was frozen answers in the end, and no heartbeat has reached it meanwhile.
+    """
+    clock = Clock()
+    contact = Contact(lease_s=2.0, clock=clock)
+    with contact.watched():
+        clock.now += 1.1
+
+    assert not contact.steady
