@@ -61,7 +61,7 @@ def submit(keys: QueueKeys, jobs: Sequence[Submission], max_queued_tokens: int) 
         args += job
 
     def parse(replies: list[list[bytes] | int]) -> list[Answer]:
-        return [_answer(keys.queue, job, reply) for job, reply in zip(jobs, replies, strict=True)]
+        return [read_answer(keys.queue, job, reply) for job, reply in zip(jobs, replies, strict=True)]
 
     def when_full() -> list[Answer]:
         return [Busy(f"queue {keys.queue} takes no jobs for now: its server is full", retry_after_s=5.0) for _ in jobs]
@@ -69,7 +69,7 @@ def submit(keys: QueueKeys, jobs: Sequence[Submission], max_queued_tokens: int) 
     return Call(load("submit"), keys.base, args, parse, when_full)
 
 
-def _answer(queue: str, job: Submission, reply: list[bytes] | int) -> Answer:
+def read_answer(queue: str, job: Submission, reply: list[bytes] | int) -> Answer:
     if isinstance(reply, int):
         return Accepted(job.job_id, "queued", duplicate=False, payload_ref=job.ref)
     word = reply[0]

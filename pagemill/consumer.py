@@ -25,6 +25,7 @@ from pagemill.messages import (
     SweepReport,
     TokenDelta,
 )
+from pagemill.raw import RawEntries
 from pagemill.scripts import Call, run_async, run_many_async, translated
 
 T = TypeVar("T")
@@ -52,6 +53,7 @@ class Consumer:
         self.keys = QueueKeys(queue)
         self.worker_id = worker_id
         self.lease_ms = lease_ms
+        self.raw = RawEntries(redis, self.keys, worker_id)
         self._redis = redis
 
         # all the mutable state there is

@@ -6,6 +6,7 @@ keeps them in one slot. The scripts build the same names from the base (lua/comm
 
     name                type    written by              goes
     s:<lane>:<tenant>   stream  SUBMIT, hand-backs      COLLECT, once empty and unused
+    in                  stream  any program             stays; an entry goes with its adoption
     streams             set     SUBMIT, COLLECT         stays
     pending             set     PULL, RECLAIM           with its last member
     ring:<lane>         zset    SUBMIT, PULL, FINISH    with its last member
@@ -20,7 +21,7 @@ keeps them in one slot. The scripts build the same names from the base (lua/comm
     delayed             zset    RETRY, PROMOTE          with its last member
     sus                 list    OBITUARY, RECLAIM       with its last member; groups of suspects that wait
     g:<group>           list    OBITUARY, RECLAIM       with its last member; jobs of a group
-    dead                stream  OBITUARY, BURY          stays; entries are requeued or purged by the operator
+    dead                stream  OBITUARY, BURY, raw     stays; entries are requeued or purged by the operator
     deadlines           zset    SUBMIT, EXPIRE          with its last member
     b:<batch>           hash    CREATE_BATCH, all ends  30 days after its last activity; its ttl after its end
     bj:<batch>          set     SUBMIT, every end       with its last member, or with the batch
@@ -72,15 +73,15 @@ MODELS = "pagemill:models"
 _QUEUE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 
 # what may live for ever, as the names behind the base; all else expires, or goes when its job ends
-PERMANENT = ("s:", "streams", "vt:", "tenants", "ev", "st", "dead", "server")
+PERMANENT = ("s:", "in", "streams", "vt:", "tenants", "ev", "st", "dead", "server")
 
 
 class QueueKeys:
     """The names of one queue."""
 
     __slots__ = (
-        *("base", "batches", "bell", "dead", "delayed", "events", "isolation", "orphans", "queue", "stats"),
-        "workers",
+        *("base", "batches", "bell", "dead", "delayed", "events", "isolation", "orphans", "queue", "raw"),
+        *("stats", "workers"),
     )
 
     def __init__(self, queue: str) -> None:
@@ -95,6 +96,7 @@ class QueueKeys:
         self.events = f"{self.base}:ev"
         self.isolation = f"{self.base}:lock:suspects"
         self.orphans = f"{self.base}:orphans"
+        self.raw = f"{self.base}:in"
         self.stats = f"{self.base}:st"
         self.workers = f"{self.base}:workers"
 

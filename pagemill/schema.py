@@ -34,6 +34,9 @@ MAX_FIELDS = 1024
 # that a message names
 MAX_FAULTS = 8
 
+# what ids and tenants look like
+NAME = r"^[A-Za-z0-9][A-Za-z0-9_.@-]{0,127}$"
+
 Lane = Literal["interactive", "standard", "bulk"]
 LANES: tuple[Lane, ...] = ("interactive", "standard", "bulk")
 
@@ -53,7 +56,7 @@ FailureCode = Literal[
 ]
 
 _TokenId = Annotated[int, Field(ge=0, lt=2**31)]
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.@-]{0,127}$")]
+Name = Annotated[str, Field(pattern=NAME)]
 
 
 class _Wire(BaseModel):

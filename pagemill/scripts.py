@@ -20,7 +20,7 @@ T_co = TypeVar("T_co", covariant=True)
 Arg = str | bytes | int
 
 # parts that are no scripts by themselves, and how the first line of one asks for them
-SHARED = ("common", "ending", "admission", "claim", "dead", "suspects")
+SHARED = ("common", "ending", "admission", "claim", "dead", "suspects", "raw")
 WITH = "-- with: "
 
 # said by a server that is no master (any more), or cannot write now; redis-py cuts some first words off

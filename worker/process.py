@@ -185,6 +185,7 @@ def _service_options(settings: WorkerSettings, look_ahead: LookAhead, aliases: t
         intake_threads=settings.intake_threads,
         step_timeout_s=settings.step_timeout_s,
         aliases=aliases,
+        max_queued_tokens=settings.max_queued_tokens,
     )
 
 

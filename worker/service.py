@@ -27,6 +27,7 @@ from worker.intake import Intake
 from worker.jobs import Jobs
 from worker.leases import Held, Leases
 from worker.puller import LookAhead, decide
+from worker.raw_intake import RawIntake
 from worker.results import ResultMaker
 from worker.sinks import Sink, keep_trying
 from worker.streams import TokenStreams
@@ -61,6 +62,7 @@ class ServiceOptions:
         defer_s: Pause before a payload is read again that could not be read.
         max_unreadable_s: A job whose payload could not be read for so long is failed.
         aliases: More names of the model that are routed to this queue.
+        max_queued_tokens: Raw entries are not adopted while more tokens wait; 0 for no limit.
     """
 
     lease_s: float
@@ -73,6 +75,7 @@ class ServiceOptions:
     defer_s: float = 5.0
     max_unreadable_s: float = 3600.0
     aliases: tuple[str, ...] = ()
+    max_queued_tokens: int = 0
 
 
 class Service:
@@ -104,6 +107,7 @@ class Service:
         )
         self._streams = TokenStreams(consumer, self._sink)
         self._pool = ThreadPoolExecutor(options.intake_threads, thread_name_prefix="intake")
+        self._raw = RawIntake(consumer.raw, self._pool, max_queued_tokens=options.max_queued_tokens)
         self._jobs = Jobs(
             leases=self._leases,
             intake=intake,
@@ -157,6 +161,7 @@ class Service:
             self._sink.run(),
             self._sink.tidy_forever(),
             self._streams.run(),
+            self._raw.run(),
             sweep_forever(self._consumer, self._store, every_s=min(5.0, self._options.lease_s / 4)),
         ):
             self._start(loop)

@@ -7,7 +7,7 @@
 -- KEYS[1]  base
 -- Reads and writes
 --   streams      set     where the scan stands is kept by the caller
---   the streams and their groups
+--   the streams and their groups, and those of `in`
 --   w:<worker>   hash    read: does the worker live
 --   pending      set     a removed stream leaves it
 --   ring:<lane>, vt:<lane>   a removed tenant leaves them
@@ -30,10 +30,11 @@ local function forget_stream(stream)
   removed = removed + 1
 end
 
-local function tidy(stream)
+-- how many consumers stay, nil where there is no group
+local function remove_consumers(stream)
   local consumers = redis.pcall('XINFO', 'CONSUMERS', stream, GROUP)
   if consumers.err then
-    return
+    return nil
   end
   local staying = 0
   for _, consumer in ipairs(consumers) do
@@ -48,15 +49,17 @@ local function tidy(stream)
       staying = staying + 1
     end
   end
-  if staying == 0 and redis.call('XLEN', stream) == 0 then
-    forget_stream(stream)
-  end
+  return staying
 end
 
 local page = redis.call('SSCAN', key('streams'), ARGV[1], 'COUNT', ARGV[2])
 for _, stream in ipairs(page[2]) do
-  tidy(stream)
+  if remove_consumers(stream) == 0 and redis.call('XLEN', stream) == 0 then
+    forget_stream(stream)
+  end
 end
+-- who read raw entries last stays a consumer there; the stream stays in any case
+remove_consumers(key('in'))
 for _, worker in ipairs(redis.call('ZRANGEBYSCORE', key('workers'), '-inf', whole(now - lease), 'LIMIT', 0, 64)) do
   if redis.call('EXISTS', key('w', worker)) == 0 then
     redis.call('ZREM', key('workers'), worker)

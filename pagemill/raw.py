@@ -1,0 +1,158 @@
+"""
+Jobs that any program may write: one XADD of an entry with the job as JSON.
+
+Workers adopt such entries (docs/wire.md). An entry is one worker's from when it is taken until it
+is adopted or refused, and a dead worker's become another's.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from redis.asyncio import Redis
+from redis.exceptions import ResponseError
+
+from pagemill.calls import BATCH, Answer, Submission, read_answer
+from pagemill.connection import send_once
+from pagemill.errors import Busy
+from pagemill.keys import QueueKeys
+from pagemill.schema import MAX_PAYLOAD_BYTES, Failure
+from pagemill.scripts import Arg, Call, load, run_async, run_many_async, translated
+
+# one TAKE_RAW looks at so many entries, and stops after so many bytes
+TAKE_LOOKS = 64
+TAKE_BYTES = MAX_PAYLOAD_BYTES
+# readers that may die of an entry
+MAX_READERS = 3
+
+GROUP = "workers"
+FIELD = b"d"
+MAX_ENTRY_BYTES = MAX_PAYLOAD_BYTES + len(FIELD)
+
+
+@dataclass(frozen=True, slots=True)
+class RawEntry:
+    """
+    An entry that somebody wrote.
+
+    Args:
+        entry_id: Its id in the stream.
+        fields: Names and values in turn, as they were given.
+    """
+
+    entry_id: str
+    fields: tuple[bytes, ...]
+
+    @property
+    def job_id(self) -> str:
+        """Its job's id, where the job says none: whoever wrote the entry knows it from XADD's reply."""
+        return f"raw-{self.entry_id}"
+
+    @property
+    def payload(self) -> bytes | None:
+        """The job as JSON; None where there is not just that."""
+        return self.fields[1] if len(self.fields) == 2 and self.fields[0] == FIELD else None
+
+
+class Adoption(NamedTuple):
+    """A raw entry, and the job that it is to become, ready for the wire."""
+
+    entry_id: str
+    submission: Submission
+
+
+class Refusal(NamedTuple):
+    """A raw entry that cannot become a job, and the failure that the job which it names ends with."""
+
+    entry_id: str
+    job_id: str
+    failure: Failure
+
+
+class RawEntries:
+    """
+    One worker at the stream of raw entries.
+
+    All methods raise QueueUnavailable, and may be repeated then: which entries are in this worker's
+    hands is known by the server alone.
+    """
+
+    def __init__(self, redis: Redis, keys: QueueKeys, worker_id: str) -> None:
+        self._redis = redis
+        self._keys = keys
+        self._worker_id = worker_id
+
+    async def take(self) -> list[RawEntry]:
+        """
+        The next entries, also those that were taken before and neither adopted nor refused.
+
+        What is too large to be a job, and what its readers died of, is refused on the way.
+        """
+        return await run_async(self._redis, _take(self._keys, self._worker_id))
+
+    async def adopt(self, adoptions: Sequence[Adoption], max_queued_tokens: int) -> list[Answer | None]:
+        """
+        Make jobs of entries, each once; None where another worker did it. Answers in order.
+
+        After any other answer than Accepted the entry stays in this worker's hands.
+        """
+        calls = [_adopt(self._keys, part, max_queued_tokens) for part in _parts(adoptions)]
+        answers = await run_many_async(self._redis, calls)
+        return [answer for part in answers for answer in part]
+
+    async def refuse(self, refusals: Sequence[Refusal]) -> int:
+        """
+        Put entries to the dead letters; returns how many were still this worker's to refuse.
+        """
+        calls = [_refuse(self._keys, self._worker_id, part) for part in _parts(refusals)]
+        return sum(await run_many_async(self._redis, calls))
+
+    async def wait(self, timeout_s: float) -> None:
+        """
+        Return when there may be something to take, and after `timeout_s` at the latest.
+        """
+        # what it reads is this worker's, and the next `take` brings it, whatever became of this reply
+        block_ms = max(1, round(timeout_s * 1000))
+        command = ("XREADGROUP", "GROUP", GROUP, self._worker_id, "BLOCK", block_ms, "COUNT", 1)
+        with translated():
+            try:
+                await send_once(self._redis, *command, "STREAMS", self._keys.raw, ">", timeout_s=timeout_s + 5)
+            except ResponseError as error:
+                # the stream or its group went away, or a failover: the next `take` mends it, or says what is the matter
+                if not str(error).startswith(("NOGROUP", "UNBLOCKED")):
+                    raise
+
+
+def _parts(items: Sequence[Any]) -> list[Sequence[Any]]:
+    return [items[start : start + BATCH] for start in range(0, len(items), BATCH)]
+
+
+def _take(keys: QueueKeys, worker_id: str) -> Call[list[RawEntry]]:
+    args: list[Arg] = [worker_id, TAKE_LOOKS, TAKE_BYTES, MAX_ENTRY_BYTES, MAX_READERS]
+    return Call(
+        load("take_raw"), keys.base, args, lambda rows: [RawEntry(row[0].decode(), tuple(row[1])) for row in rows]
+    )
+
+
+def _adopt(keys: QueueKeys, adoptions: Sequence[Adoption], max_queued_tokens: int) -> Call[list[Answer | None]]:
+    args: list[Arg] = [max_queued_tokens]
+    for entry_id, submission in adoptions:
+        args += (entry_id, *submission)
+
+    def parse(replies: list[list[bytes] | int | bytes]) -> list[Answer | None]:
+        return [
+            None if isinstance(reply, bytes) else read_answer(keys.queue, one.submission, reply)
+            for one, reply in zip(adoptions, replies, strict=True)
+        ]
+
+    def when_full() -> list[Answer | None]:
+        return [Busy("the queue's server is full", retry_after_s=5.0) for _ in adoptions]
+
+    return Call(load("adopt"), keys.base, args, parse, when_full)
+
+
+def _refuse(keys: QueueKeys, worker_id: str, refusals: Sequence[Refusal]) -> Call[int]:
+    args: list[Arg] = [worker_id]
+    for entry_id, job_id, failure in refusals:
+        args += (entry_id, job_id, failure.code, failure.message.encode(errors="replace"))
+    return Call(load("refuse_raw"), keys.base, args, int)

@@ -1,0 +1,428 @@
+"""TAKE_RAW, ADOPT, REFUSE_RAW: jobs that any program wrote, each once."""
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from redis import Redis
+
+from pagemill.calls import Answer
+from pagemill.client import Client
+from pagemill.client_core import prepare
+from pagemill.errors import Busy, Conflict
+from pagemill.keys import QueueKeys
+from pagemill.messages import Accepted
+from pagemill.raw import MAX_READERS, TAKE_LOOKS, Adoption, RawEntry, Refusal
+from pagemill.schema import MAX_PAYLOAD_BYTES, Failure, Job
+from tests.support.servers import BlockingConsumer, a_job, wait_for
+
+MakeConsumer = Callable[..., BlockingConsumer]
+
+
+def write(redis: Redis, queue: str, payload: bytes | None = None, **fields: Any) -> str:
+    """One XADD, as any program does it; the entry's id."""
+    body = json.dumps({"prompt": "Why?"} | fields).encode() if payload is None else payload
+    entry_id: bytes = redis.xadd(QueueKeys(queue).raw, {"d": body})
+    return entry_id.decode()
+
+
+def take(worker: BlockingConsumer) -> list[RawEntry]:
+    entries: list[RawEntry] = worker.run(worker.consumer.raw.take())
+    return entries
+
+
+def adopt(worker: BlockingConsumer, *entries: RawEntry, limit: int = 0, job: Job | None = None) -> list[Answer | None]:
+    adoptions = []
+    for entry in entries:
+        fields = {"id": entry.job_id} | json.loads(entry.payload or b"{}")
+        adoptions.append(Adoption(entry.entry_id, prepare(job or Job.build(**fields))))
+    answers: list[Answer | None] = worker.run(worker.consumer.raw.adopt(adoptions, limit))
+    return answers
+
+
+def refuse(worker: BlockingConsumer, entry: RawEntry, job_id: str, why: str = "bad") -> int:
+    refusal = Refusal(entry.entry_id, job_id, Failure(code="invalid_job", message=why))
+    refused: int = worker.run(worker.consumer.raw.refuse([refusal]))
+    return refused
+
+
+def dead_letters(redis: Redis, queue: str) -> list[dict[bytes, bytes]]:
+    return [fields for _, fields in redis.xrange(f"{QueueKeys(queue).base}:dead")]
+
+
+def in_stream(redis: Redis, queue: str) -> tuple[int, int]:
+    """Entries that are there, and those of them that are in some worker's hands."""
+    raw = QueueKeys(queue).raw
+    return int(redis.xlen(raw)), int(redis.xpending(raw, "workers")["pending"])
+
+
+def test_an_entry_becomes_a_job(client: Client, consumer: MakeConsumer, redis: Redis, queue: str) -> None:
+    """
+    One XADD is enough: the job gets the entry's id, and the entry goes.
+    """
+    worker = consumer()
+    entry_id = write(redis, queue, lane="interactive", tenant="acme", timeout_s=60)
+
+    [answer] = adopt(worker, *take(worker))
+    [delivery] = worker.pull()
+
+    assert Accepted(f"raw-{entry_id}", "queued", duplicate=False) == answer
+    assert (f"raw-{entry_id}", "interactive", "acme") == (delivery.job_id, delivery.lane, delivery.tenant)
+    assert delivery.deadline_ms == delivery.accepted_ms + 60_000
+    assert (0, 0) == in_stream(redis, queue)
+    assert ["done"] == worker.finish(delivery)
+    assert "answer" == client.text(f"raw-{entry_id}")
+
+
+def test_an_entry_stays_until_it_is_dealt_with(consumer: MakeConsumer, redis: Redis, queue: str) -> None:
+    """
+    A reply that is lost loses no entry: what was taken comes again until it is adopted, and once.
+    """
+    worker = consumer()
+    write(redis, queue)
+
+    first, again = take(worker), take(worker)
+
+    assert first == again
+    assert [True, False] == [isinstance(adopt(worker, *first)[0], Accepted) for _ in range(2)]
+    assert [] == take(worker)
+    assert 1 == len(worker.pull())
+
+
+def test_two_workers_share_the_stream(consumer: MakeConsumer, redis: Redis, queue: str) -> None:
+    """
+    An entry is in one living worker's hands.
+    """
+    one, two = consumer(), consumer()
+    write(redis, queue)
+
+    assert (1, 0, 1) == (len(take(one)), len(take(two)), len(take(one)))
+
+
+def test_entries_of_a_dead_reader_are_taken_over(consumer: MakeConsumer, redis: Redis, queue: str) -> None:
+    """
+    When a reader's heartbeat is gone, its entries are the next one's at once; late, it adopts nothing.
+    """
+    dead, heir = consumer(), consumer()
+    write(redis, queue)
+    held = take(dead)
+    redis.delete(dead.consumer.keys.worker(dead.worker_id))
+
+    assert held == take(heir)
+    assert isinstance(adopt(heir, *held)[0], Accepted)
+    assert [None] == adopt(dead, *held)
+    assert 1 == len(heir.pull())
+
+
+def test_two_that_hold_an_entry_make_one_job(consumer: MakeConsumer, redis: Redis, queue: str) -> None:
+    """
+    A worker that was paused and taken for dead may adopt first: the heir finds the entry gone.
+    """
+    paused, heir = consumer(), consumer()
+    write(redis, queue)
+    held = take(paused)
+    redis.delete(paused.consumer.keys.worker(paused.worker_id))
+    take(heir)
+
+    assert isinstance(adopt(paused, *held)[0], Accepted)
+    assert [None] == adopt(heir, *held)
+    assert 1 == len(heir.pull())
+
+
+def test_entries_deleted_behind_our_back_leave_the_pending_list(
+    consumer: MakeConsumer, redis: Redis, queue: str
+) -> None:
+    """
+    An entry without a body, one's own or a dead reader's, is dropped: 6.2 would keep it pending.
+    """
+    dead, worker = consumer(), consumer()
+    of_the_dead = write(redis, queue)
+    take(dead)
+    own = write(redis, queue)
+    take(worker)
+    redis.delete(dead.consumer.keys.worker(dead.worker_id))
+    redis.xdel(QueueKeys(queue).raw, of_the_dead, own)
+
+    assert [] == take(worker)
+    assert (0, 0) == in_stream(redis, queue)
+
+
+def test_a_lost_group_is_made_again(consumer: MakeConsumer, redis: Redis, queue: str) -> None:
+    """
+    What was written before the group was lost is still read.
+    """
+    worker = consumer()
+    take(worker)
+    redis.delete(QueueKeys(queue).raw)
+    entry_id = write(redis, queue)
+
+    assert [entry_id] == [entry.entry_id for entry in take(worker)]
+    adopt(worker, *take(worker))
+
+
+def test_waiting_survives_a_lost_group(consumer: MakeConsumer, redis: Redis, queue: str) -> None:
+    """
+    A wait at a stream that is not there returns, and the next take makes it.
+    """
+    worker = consumer()
+
+    worker.run(worker.consumer.raw.wait(0.05))
+    take(worker)
+
+    assert 1 == redis.exists(QueueKeys(queue).raw)
+
+
+def test_the_same_job_twice_is_one_job(consumer: MakeConsumer, redis: Redis, queue: str, client: Client) -> None:
+    """
+    A program that is not sure whether its XADD arrived repeats it with the same id, or the same key.
+    """
+    worker = consumer()
+    for _ in range(2):
+        write(redis, queue, id="row-7")
+        write(redis, queue, idempotency_key="night/8")
+
+    answers = adopt(worker, *take(worker))
+
+    assert [False, False, True, True] == [answer.duplicate for answer in answers if isinstance(answer, Accepted)]
+    assert (0, 0) == in_stream(redis, queue)
+    assert 2 == len(worker.pull())
+    assert 2 == client.stats().totals["accepted"]
+
+
+def test_a_job_of_the_client_and_the_same_raw_one_are_one(
+    client: Client, consumer: MakeConsumer, redis: Redis, queue: str
+) -> None:
+    """
+    It does not matter by which way a job comes the second time.
+    """
+    worker = consumer()
+    client.submit(a_job(id="both"))
+    write(redis, queue, a_job(id="both").payload())
+
+    [answer] = adopt(worker, *take(worker))
+
+    assert Accepted("both", "queued", duplicate=True) == answer
+
+
+def test_another_job_under_the_same_id_is_a_conflict(consumer: MakeConsumer, redis: Redis, queue: str) -> None:
+    """
+    The entry stays, for it has to be refused with its bytes.
+    """
+    worker = consumer()
+    write(redis, queue, id="row-7")
+    write(redis, queue, id="row-7", tenant="other")
+
+    first, second = adopt(worker, *take(worker))
+
+    assert (True, True) == (isinstance(first, Accepted), isinstance(second, Conflict))
+    assert (1, 1) == in_stream(redis, queue)
+
+
+def test_what_the_queue_has_no_room_for_stays(consumer: MakeConsumer, redis: Redis, queue: str) -> None:
+    """
+    Above the limit of waiting tokens an entry is left where it is, and adopted when there is room.
+    """
+    worker = consumer()
+    write(redis, queue, options={"max_tokens": 100})
+    write(redis, queue, options={"max_tokens": 100})
+
+    first, second = adopt(worker, *take(worker), limit=150)
+    worker.finish(*worker.pull())
+
+    assert (True, True) == (isinstance(first, Accepted), isinstance(second, Busy))
+    assert isinstance(adopt(worker, *take(worker), limit=150)[0], Accepted)
+    worker.finish(*worker.pull())
+
+
+def test_a_full_server_keeps_the_entries(consumer: MakeConsumer, redis: Redis, queue: str) -> None:
+    """
+    Without memory for the job there is no adoption, and no loss.
+    """
+    worker = consumer()
+    write(redis, queue)
+    entries = take(worker)
+    redis.config_set("maxmemory", "100kb")
+    try:
+        [answer] = adopt(worker, *entries)
+    finally:
+        redis.config_set("maxmemory", "0")
+
+    assert isinstance(answer, Busy)
+    assert entries == take(worker)
+    assert isinstance(adopt(worker, *entries)[0], Accepted)
+
+
+def test_a_full_server_still_refuses_garbage(consumer: MakeConsumer, redis: Redis, queue: str) -> None:
+    """
+    An entry that moves to the dead letters takes no more memory there.
+    """
+    worker = consumer()
+    write(redis, queue, b"garbage")
+    [entry] = take(worker)
+    redis.config_set("maxmemory", "100kb")
+    try:
+        refused = refuse(worker, entry, entry.job_id)
+    finally:
+        redis.config_set("maxmemory", "0")
+
+    assert (1, (0, 0)) == (refused, in_stream(redis, queue))
+
+
+def test_garbage_is_kept_with_its_bytes(client: Client, consumer: MakeConsumer, redis: Redis, queue: str) -> None:
+    """
+    The dead letters hold what was written and why it is no job; whoever waits for the job hears of it.
+    """
+    worker = consumer()
+    garbage = b"\x00\xff not a job\r\n"
+    why = 'no JSON: "\x00" \u2028\n'
+    write(redis, queue, garbage)
+    [entry] = take(worker)
+
+    assert [1, 0] == [refuse(worker, entry, entry.job_id, why) for _ in range(2)]
+
+    [letter] = dead_letters(redis, queue)
+    assert (b"garbage", why.encode(), garbage) == (letter[b"why"], letter[b"msg"], letter[b"raw"])
+    assert (entry.job_id, worker.worker_id) == (letter[b"j"].decode(), letter[b"worker"].decode())
+    result = client.result(entry.job_id)
+    assert ("failed", why) == (result.status, result.failure.message if result.failure else None)
+    status = client.status(entry.job_id)
+    assert ("failed", 0) == (status.state, status.attempt)
+    assert (0, 0) == in_stream(redis, queue)
+
+
+def test_garbage_that_names_a_job_of_the_queue_leaves_it_alone(
+    client: Client, consumer: MakeConsumer, redis: Redis, queue: str
+) -> None:
+    """
+    Nobody can end another's job with a bad entry of its name.
+    """
+    worker = consumer()
+    client.submit(a_job(id="good"))
+    write(redis, queue, b'{"id": "good"}')
+    [entry] = take(worker)
+
+    refuse(worker, entry, "good")
+
+    assert "queued" == client.status("good").state
+    assert 1 == len(dead_letters(redis, queue))
+
+
+def test_fields_that_are_no_job_are_kept_by_line(consumer: MakeConsumer, redis: Redis, queue: str) -> None:
+    """
+    An entry with other fields than d is kept as names and values.
+    """
+    worker = consumer()
+    redis.xadd(QueueKeys(queue).raw, {"prompt": "Why?", "lane": b"\xff"})
+    [entry] = take(worker)
+
+    refuse(worker, entry, entry.job_id)
+
+    assert (None, b"prompt\nWhy?\nlane\n\xff") == (entry.payload, dead_letters(redis, queue)[0][b"raw"])
+
+
+def test_an_entry_that_is_too_large_reaches_no_worker(
+    client: Client, consumer: MakeConsumer, redis: Redis, queue: str
+) -> None:
+    """
+    It goes from the stream to the dead letters inside the server; the next entry is served.
+    """
+    worker = consumer()
+    take(worker)
+    large = write(redis, queue, b"x" * (MAX_PAYLOAD_BYTES + 1))
+    good = write(redis, queue)
+
+    entries = take(worker)
+
+    assert [good] == [entry.entry_id for entry in entries]
+    [letter] = dead_letters(redis, queue)
+    assert MAX_PAYLOAD_BYTES + 1 == len(letter[b"raw"])
+    failure = client.result(f"raw-{large}").failure
+    assert "payload_too_large" == (failure.code if failure else None)
+    adopt(worker, *entries)
+
+
+def test_an_entry_that_readers_die_of_is_given_up(consumer: MakeConsumer, redis: Redis, queue: str) -> None:
+    """
+    After a few readers that died with an entry in hand nobody gets it any more.
+    """
+    write(redis, queue, b"deadly")
+    taken = []
+    for _ in range(MAX_READERS + 1):
+        reader = consumer()
+        taken.append(len(take(reader)))
+        redis.delete(reader.consumer.keys.worker(reader.worker_id))
+
+    assert [1] * MAX_READERS + [0] == taken
+    [letter] = dead_letters(redis, queue)
+    assert (b"deadly", b"3 workers died with the entry, and it is given up") == (letter[b"raw"], letter[b"msg"])
+
+
+def test_a_refusal_for_want_of_room_counts_as_no_death(consumer: MakeConsumer, redis: Redis, queue: str) -> None:
+    """
+    An entry may wait for room in the hands of any number of workers that come and go.
+    """
+    write(redis, queue, id="first")
+    write(redis, queue, id="second")
+    for _ in range(2 * MAX_READERS):
+        reader = consumer()
+        adopt(reader, *take(reader), limit=1)
+        redis.delete(reader.consumer.keys.worker(reader.worker_id))
+    last = consumer()
+
+    assert ["second"] == [json.loads(entry.payload or b"")["id"] for entry in take(last)]
+    adopt(last, *take(last))
+
+
+def test_one_call_takes_a_bounded_number(consumer: MakeConsumer, redis: Redis, queue: str) -> None:
+    """
+    A call stops after so many entries, and after so many bytes.
+    """
+    worker = consumer()
+    take(worker)
+    for _ in range(TAKE_LOOKS + 1):
+        write(redis, queue)
+    many = take(worker)
+    adopt(worker, *many)
+    adopt(worker, *take(worker))
+    for _ in range(4):
+        write(redis, queue, prompt="x" * (MAX_PAYLOAD_BYTES * 3 // 8))
+
+    assert (TAKE_LOOKS, 3) == (len(many), len(take(worker)))
+    while entries := take(worker):
+        adopt(worker, *entries)
+
+
+def test_readers_that_left_are_removed(consumer: MakeConsumer, redis: Redis, queue: str) -> None:
+    """
+    The sweep forgets consumers that hold nothing, and keeps those that hold entries.
+    """
+    gone, holding, sweeper = consumer(lease_ms=100), consumer(lease_ms=100), consumer(lease_ms=100)
+    take(gone)
+    write(redis, queue)
+    take(holding)
+
+    def readers() -> list[str]:
+        sweeper.run(sweeper.consumer.sweep())
+        return [row["name"].decode() for row in redis.xinfo_consumers(QueueKeys(queue).raw, "workers")]
+
+    wait_for(lambda: [holding.worker_id] == readers())
+    adopt(holding, *take(holding))
+
+
+def test_a_wait_ends_with_the_entry(consumer: MakeConsumer, redis: Redis, queue: str) -> None:
+    """
+    Whoever waits hears of an entry at once, and what woke it is not lost.
+    """
+    worker = consumer()
+    take(worker)
+    timer = threading.Timer(0.1, write, (redis, queue))
+    timer.start()
+    started = time.monotonic()
+
+    worker.run(worker.consumer.raw.wait(10.0))
+
+    assert time.monotonic() - started < 5
+    assert 1 == len(take(worker))
+    adopt(worker, *take(worker))

@@ -1,0 +1,129 @@
+"""
+Adopts the jobs that programs write into the queue's raw stream without our client.
+
+Any bytes may come. What cannot become a job goes to the dead letters with its bytes and a reason;
+what the queue has no room for stays, and is tried again. The loop keeps nothing: which entries
+are in its hands is read from the server each time.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from re import fullmatch
+from typing import Any, NamedTuple
+
+import structlog
+from pydantic_core import from_json
+
+from pagemill.calls import Submission
+from pagemill.client_core import prepare
+from pagemill.errors import Busy, Conflict, InvalidJob, PagemillError, QueueUnavailable
+from pagemill.raw import Adoption, RawEntries, RawEntry, Refusal
+from pagemill.schema import NAME, Failure, Job
+
+log = structlog.get_logger(__name__)
+
+# how long an idle loop waits before it looks for what dead readers left
+IDLE_WAIT_S = 1.0
+# it costs little to ask again whether there is room, and entries of other tenants may wait behind
+MAX_BUSY_S = 1.0
+MAX_PAUSE_S = 5.0
+
+
+class Judged(NamedTuple):
+    """What entries are: jobs, and what cannot become one."""
+
+    adoptions: list[Adoption]
+    refusals: list[Refusal]
+
+
+class RawIntake:
+    """
+    Takes raw entries, and has them adopted or refused.
+
+    Args:
+        pool: Parses; an entry may have megabytes.
+        max_queued_tokens: Entries are left where they are while more tokens wait.
+    """
+
+    def __init__(self, entries: RawEntries, pool: ThreadPoolExecutor, *, max_queued_tokens: int) -> None:
+        self._entries = entries
+        self._pool = pool
+        self._max_queued_tokens = max_queued_tokens
+
+    async def run(self) -> None:
+        """Adopt what comes, until cancelled."""
+        pause_s = 0.1
+        while True:
+            try:
+                await asyncio.sleep(min(MAX_BUSY_S, await self._turn()))
+                pause_s = 0.1
+            except QueueUnavailable as error:
+                log.warning("raw.failed", error=str(error), retry_s=pause_s)
+                await asyncio.sleep(pause_s)
+                pause_s = min(MAX_PAUSE_S, 2 * pause_s)
+
+    async def _turn(self) -> float:
+        """Deal with what is there, or wait for something; returns for how long the queue has no room."""
+        entries = await self._entries.take()
+        if not entries:
+            await self._entries.wait(IDLE_WAIT_S)
+            return 0.0
+        adoptions, refusals = await asyncio.get_running_loop().run_in_executor(self._pool, judge, entries)
+        answers = await self._entries.adopt(adoptions, self._max_queued_tokens)
+        own_ids = {entry.entry_id: entry.job_id for entry in entries}
+        busy_s = 0.0
+        for (entry_id, submission), answer in zip(adoptions, answers, strict=True):
+            match answer:
+                case Busy():
+                    busy_s = max(busy_s, answer.retry_after_s)
+                case Conflict():
+                    # the id that it gave is another job's, whose result must not be touched
+                    refusals.append(_refusal(entry_id, own_ids[entry_id], "invalid_job", str(answer)))
+                case PagemillError():
+                    refusals.append(_refusal(entry_id, submission.job_id, "invalid_job", str(answer)))
+        if refusals:
+            # the reasons stand in the dead letters: they may quote what somebody wrote
+            log.warning("raw.refused", entries=len(refusals), first=refusals[0].entry_id)
+            await self._entries.refuse(refusals)
+        return busy_s
+
+
+def judge(entries: Sequence[RawEntry]) -> Judged:
+    """Read each entry by itself; none is left out."""
+    judged = Judged([], [])
+    for entry in entries:
+        try:
+            judged.adoptions.append(Adoption(entry.entry_id, _submission(entry)))
+        except InvalidJob as error:
+            judged.refusals.append(_refusal(entry.entry_id, _id_in(entry), error.code, str(error)))
+        except Exception as error:
+            # a fault of ours, met on one entry: that entry pays, the others go on
+            log.exception("raw.not_read", entry=entry.entry_id)
+            why = f"the worker could not read the entry: {type(error).__name__}: {error}"
+            judged.refusals.append(_refusal(entry.entry_id, entry.job_id, "invalid_job", why))
+    return judged
+
+
+def _submission(entry: RawEntry) -> Submission:
+    if entry.payload is None:
+        names = ", ".join(repr(name[:40])[1:] for name in entry.fields[:16:2])
+        raise InvalidJob("invalid_job", f"the entry has the fields {names}: want d alone, the job as JSON")
+    job = Job.parse(entry.payload)
+    if "id" not in job.model_fields_set:
+        job = job.model_copy(update={"id": entry.job_id})
+    return prepare(job)
+
+
+def _refusal(entry_id: str, job_id: str, code: str, message: str) -> Refusal:
+    return Refusal(entry_id, job_id, Failure.model_validate({"code": code, "message": message}))
+
+
+def _id_in(entry: RawEntry) -> str:
+    """The id that the entry says although it cannot be read as a job, else the one that it gets."""
+    try:
+        value: Any = from_json(entry.payload or b"")
+    except ValueError:
+        return entry.job_id
+    found = value.get("id") if isinstance(value, dict) else None
+    return found if isinstance(found, str) and fullmatch(NAME, found) else entry.job_id
