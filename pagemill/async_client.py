@@ -5,7 +5,7 @@ import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any
 
-from pagemill import calls
+from pagemill import calls, dead_letters
 from pagemill.async_batch_verbs import AsyncBatchVerbs
 from pagemill.calls import Answer
 from pagemill.client_core import (
@@ -29,6 +29,7 @@ from pagemill.client_core import (
     reference_in,
     submit_calls,
 )
+from pagemill.dead_letters import DeadLetter, Reading
 from pagemill.errors import ObjectStoreError, QueueUnavailable
 from pagemill.keys import QueueKeys
 from pagemill.messages import TERMINAL_STATES, Accepted, JobState, JobStatus, QueueStats, TokenDelta
@@ -282,6 +283,53 @@ class AsyncClient(AsyncBatchVerbs):
     async def stats(self) -> QueueStats:
         """Counters of this client's queue."""
         return calls.read_stats(*await self._pipeline(*calls.stats_commands(self._directory.own)))
+
+    async def dead_letters(self, limit: int = 100, after: str = "-") -> list[DeadLetter]:
+        """
+        Jobs of this client's queue that were given up, with their payloads; oldest first.
+
+        Args:
+            after: The `entry_id` behind which to begin, so that pages can follow one another.
+        """
+        reading = Reading(self._directory.own, limit, after)
+        while command := reading.next_command:
+            [entries] = await self._pipeline(command)
+            reading.feed(entries)
+        return reading.letters
+
+    async def dead_letter(self, entry_id: str) -> DeadLetter:
+        """
+        One of them.
+
+        Raises:
+            JobNotFound: there is no such letter (any more).
+        """
+        [entries] = await self._pipeline(dead_letters.one_command(self._directory.own, entry_id))
+        return dead_letters.read_one(entry_id, entries)
+
+    async def requeue_dead(self, entry_id: str) -> Accepted:
+        """
+        Run a dead letter's job anew under its id, ahead of its lane; its failed result goes.
+
+        Nothing happens where the job was submitted again meanwhile: the answer is then a duplicate.
+
+        Raises:
+            JobNotFound: there is no such letter (any more).
+            InvalidJob: it never was a job.
+        """
+        return await run_async(self._redis, dead_letters.requeue(self._directory.own, entry_id))
+
+    async def purge_dead(self, entry_ids: Iterable[str] = (), *, before_ms: int | None = None) -> int:
+        """
+        Delete dead letters for good: these, and those given up before a time; returns how many.
+        """
+        purged = sum(await run_many_async(self._redis, dead_letters.purge(self._directory.own, entry_ids)))
+        while before_ms is not None:
+            num_gone = await run_async(self._redis, dead_letters.purge_oldest(self._directory.own, before_ms))
+            purged += num_gone
+            if not num_gone:
+                break
+        return purged
 
     async def workers(self) -> dict[str, dict[str, str]]:
         """What the living workers of this client's queue say of themselves, by worker id."""

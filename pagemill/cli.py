@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, NoReturn
 
 import typer
 
+from pagemill.cli_common import AsJson, open_client, to_json
+from pagemill.cli_dead import app as dead_app
 from pagemill.errors import Conflict, InvalidJob, JobFailed, PagemillError, UnknownModel
 
 if TYPE_CHECKING:
@@ -36,11 +38,12 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+app.add_typer(dead_app)
+
 # what follows these commands is for the program that they start, --help too
 _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 _JobIds = Annotated[list[str], typer.Argument(metavar="JOB_ID...", help="Ids that `submit` printed.")]
-_AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 _WaitS = Annotated[float | None, typer.Option("--wait-s", help="Wait so many seconds at most.")]
 
 
@@ -86,7 +89,7 @@ def submit(
     metadata: Annotated[list[str] | None, typer.Option(help="NAME=VALUE, returned with the result.")] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Print answers instead of ids.")] = False,
     stream: Annotated[bool, typer.Option("--stream", help="Print the answer while it is made.")] = False,
-    as_json: _AsJson = False,
+    as_json: AsJson = False,
 ) -> None:
     """Submit a prompt, files, or a file of jobs. Prints the ids, or with --wait the answers."""
     from pagemill.job_input import prompt_fields, read_assignments, read_json_values
@@ -106,7 +109,7 @@ def submit(
     if stream and (len(texts) > 1 or as_json):
         raise typer.BadParameter("--stream follows one prompt, and prints text")
     jobs = [Job.build(**common, **prompt_fields(text, raw=raw, system=system)) for text in texts]
-    with _client(context) as client:
+    with open_client(context) as client:
         job_ids = [accepted.job_id for accepted in client.submit_many(jobs)]
         if stream:
             _print_stream(client, job_ids[0])
@@ -122,11 +125,11 @@ def result(
     job_ids: _JobIds,
     wait: Annotated[bool, typer.Option("--wait", help="Wait until the jobs have ended.")] = False,
     wait_s: _WaitS = None,
-    as_json: _AsJson = False,
+    as_json: AsJson = False,
 ) -> None:
     """Print the answers of jobs that have ended; exit code 1 where a job has none."""
     limit_s = None if wait and wait_s is None else wait_s or 0.0
-    with _client(context) as client:
+    with open_client(context) as client:
         _print_results(client, job_ids, wait_s=limit_s, as_json=as_json)
 
 
@@ -134,15 +137,15 @@ def result(
 def status(
     context: typer.Context,
     job_id: Annotated[str | None, typer.Argument(help="A job; without it the whole queue is shown.")] = None,
-    as_json: _AsJson = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show where a job stands, or the queue: lanes, totals, workers and their KV use."""
     from pagemill.cli_status import job_lines, overview, overview_lines
 
-    with _client(context) as client:
+    with open_client(context) as client:
         if job_id is not None:
             job = client.status(job_id)
-            print(_as_json(job) if as_json else "\n".join(job_lines(job)))
+            print(to_json(job) if as_json else "\n".join(job_lines(job)))
             return
         stats, workers = client.stats(), client.workers()
         print(json.dumps(overview(stats, workers)) if as_json else "\n".join(overview_lines(stats, workers)))
@@ -151,7 +154,7 @@ def status(
 @app.command()
 def cancel(context: typer.Context, job_ids: _JobIds) -> None:
     """End jobs; prints each one's state after that. Text made so far stays in the result."""
-    with _client(context) as client:
+    with open_client(context) as client:
         for job_id in job_ids:
             state = client.cancel(job_id)
             print(f"{job_id} {'running, its worker has been told' if state == 'running' else state}")
@@ -191,12 +194,6 @@ def main() -> None:
         sys.exit(1)
 
 
-def _client(context: typer.Context) -> "Client":
-    from pagemill.client import Client
-
-    return Client(context.obj["redis_url"], queue=context.obj["queue"], object_store=context.obj["object_store"])
-
-
 def _become(module: str, arguments: Sequence[str]) -> NoReturn:
     """Replace this process, so that signals and exit codes are the program's own."""
     path = Path(__file__).resolve().parent.parent.joinpath(*module.split("."))
@@ -232,7 +229,7 @@ def _submit_lines(context: typer.Context, source: str, defaults: dict[str, Any],
 
     num_bad = num_failed = 0
     job_ids: list[str] = []
-    with _open_lines(source) as lines, _client(context) as client:
+    with _open_lines(source) as lines, open_client(context) as client:
         for chunk in in_chunks(read_jsonl(lines, defaults), BATCH_JOBS):
             for number, outcome in _submit_chunk(client, chunk):
                 if isinstance(outcome, str):
@@ -321,12 +318,6 @@ def _print_results(client: "Client", job_ids: Sequence[str], *, wait_s: float | 
 
 def _id_line(job_id: str, as_json: bool) -> str:
     return json.dumps({"job_id": job_id}) if as_json else job_id
-
-
-def _as_json(value: Any) -> str:
-    from dataclasses import asdict
-
-    return json.dumps(asdict(value))
 
 
 def _given(**values: Any) -> dict[str, Any]:

@@ -15,7 +15,7 @@ def overview(stats: QueueStats, workers: Mapping[str, Mapping[str, str]]) -> dic
 
 def overview_lines(stats: QueueStats, workers: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
     """Lanes, counters and workers, as text."""
-    yield from _table(
+    yield from table(
         ("lane", "jobs waiting", "tokens waiting"),
         [(lane, f"{stats.queued[lane]:,}", f"{stats.queued_tokens[lane]:,}") for lane in stats.queued],
     )
@@ -27,7 +27,7 @@ def overview_lines(stats: QueueStats, workers: Mapping[str, Mapping[str, str]]) 
     if not workers:
         yield "no worker is alive: start one with `pagemill worker --model smollm2`"
         return
-    yield from _table(
+    yield from table(
         ("worker", "model", "state", "running", "waiting", "KV use", "tokens/s", "jobs done"),
         [_worker_row(name, fields) for name, fields in sorted(workers.items())],
     )
@@ -45,11 +45,16 @@ def job_lines(job: JobStatus) -> Iterator[str]:
         ("deadline", job.deadline_ms),
     ):
         if millis:
-            yield f"{name:9} {datetime.fromtimestamp(millis / 1000, UTC).isoformat(timespec='milliseconds')}"
+            yield f"{name:9} {instant(millis)}"
     if job.worker:
         yield f"worker    {job.worker}, attempt {job.attempt}"
     if job.reason:
         yield f"reason    {job.reason}"
+
+
+def instant(millis: int) -> str:
+    """A time of the server as text."""
+    return datetime.fromtimestamp(millis / 1000, UTC).isoformat(timespec="milliseconds")
 
 
 def _worker_row(name: str, fields: Mapping[str, str]) -> tuple[str, ...]:
@@ -61,7 +66,8 @@ def _worker_row(name: str, fields: Mapping[str, str]) -> tuple[str, ...]:
     return name, fields.get("model", "-"), state, running, waiting, usage, rate, done
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Columns that are as wide as they need to be."""
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     for row in (header, *rows):
         # names to the left, figures to the right
@@ -72,4 +78,4 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str
         yield "  ".join(cells).rstrip()
 
 
-_NAMES = frozenset({"lane", "worker", "model", "state"})
+_NAMES = frozenset({"lane", "worker", "model", "state", "entry", "why", "job", "given up", "message"})

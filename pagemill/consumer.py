@@ -235,6 +235,7 @@ class Consumer:
         call = calls.bury(self.keys, self.worker_id, delivery, why=why, message=message)
         outcome = await self._run(call)
         self._let_go(delivery)
+        self._finished.append((delivery.stream, delivery.entry_id))
         return outcome
 
     async def release(self, deliveries: Sequence[Delivery]) -> int:

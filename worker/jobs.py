@@ -12,7 +12,7 @@ import structlog
 
 from engine.errors import RequestError
 from engine.request import Request, RequestOutput
-from pagemill.messages import Delivery
+from pagemill.messages import DeathCause, Delivery
 from pagemill.schema import Failure, ResultStatus
 from worker.checkpoints import Saved
 from worker.deferrals import Deferrals
@@ -40,6 +40,7 @@ class Jobs:
         max_unreadable_s: A job whose payload could not be read for so long is failed.
         on_change: Called when there may be room for more jobs, or none is left.
         defer: Puts a job off whose payload cannot be read now; it stays in the table of leases.
+        bury: Makes a job that is given up a dead letter; it stays in the table until then.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Jobs:
         max_unreadable_s: float,
         on_change: Callable[[], None],
         defer: Callable[[Held, str], None],
+        bury: Callable[[Held, DeathCause, str], None],
     ) -> None:
         self._leases = leases
         self._intake = intake
@@ -66,6 +68,7 @@ class Jobs:
         self._max_unreadable_s = max_unreadable_s
         self._on_change = on_change
         self._defer = defer
+        self._bury = bury
 
         # what the engine's capacity does not know of yet, by job
         self._transit: dict[str, Transit] = {}
@@ -226,7 +229,8 @@ class Jobs:
         attempts, lapses = held.delivery.attempt - 1, held.delivery.lapses
         log.error("job.given_up", job_id=held.delivery.job_id, attempts=attempts, lapses=lapses)
         message = f"the job is given up: {attempts} attempts failed, and {lapses} times it was lost with its worker"
-        self._end(Ended(held, "failed", failure=Failure(code="engine_error", message=message)))
+        held.settled = True
+        self._bury(held, "retries" if attempts >= self._max_attempts else "lapses", message)
 
     def _end(self, ended: Ended) -> None:
         self._transit.pop(ended.held.delivery.job_id, None)

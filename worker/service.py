@@ -12,13 +12,14 @@ import itertools
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import structlog
 
 from pagemill.consumer import Consumer
 from pagemill.errors import QueueUnavailable
-from pagemill.messages import Outcome
+from pagemill.messages import DeathCause, Outcome
 from pagemill.object_store import ObjectStore
 from worker.engine_port import Engine
 from worker.engine_thread import EngineGone, EngineThread, Turn
@@ -119,6 +120,7 @@ class Service:
             max_unreadable_s=options.max_unreadable_s,
             on_change=self._on_change,
             defer=self._defer,
+            bury=self._bury,
         )
 
         self._changed, self._stopping, self._hurry = asyncio.Event(), asyncio.Event(), asyncio.Event()
@@ -383,6 +385,19 @@ class Service:
         # the drain takes back all that it finds here
         if not self._stopping.is_set() and self._jobs.take(held):
             await keep_trying("job.hand_back", lambda: self._consumer.release([held.delivery]))
+
+    def _bury(self, held: Held, why: DeathCause, message: str) -> None:
+        self._start(self._bury_at_last(held, why, message))
+
+    async def _bury_at_last(self, held: Held, why: DeathCause, message: str) -> None:
+        while True:
+            delivery = held.delivery
+            bury = partial(self._consumer.bury, delivery, why=why, message=message)
+            outcome = await keep_trying("job.bury", bury)
+            # lost, and pulled again meanwhile: the new entry is ours to bury
+            if outcome not in ("fenced", "gone") or held.delivery is delivery:
+                break
+        self._on_settled(held, outcome)
 
     async def _retry(self, held: Held, why: str) -> None:
         log.warning("job.retried", job_id=held.delivery.job_id, attempt=held.delivery.attempt, why=why)

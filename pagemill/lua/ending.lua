@@ -109,6 +109,13 @@ local function settle(id, status, result, now, f)
   end
 end
 
+-- nobody needs the object any more; scripts cannot reach the store: a worker that sweeps deletes it
+local function orphan(ref)
+  redis.call('RPUSH', key('orphans'), ref)
+  redis.call('LTRIM', key('orphans'), -10000, -1)
+  redis.call('PEXPIRE', key('orphans'), 604800000)
+end
+
 -- settle a job that no worker answers for
 --   failure: of a dead letter, as JSON; the letter keeps the payload
 local function settle_here(id, status, now, failure)
@@ -124,10 +131,7 @@ local function settle_here(id, status, now, failure)
     .. ',"metadata":' .. (v[5] or '{}') .. '}'
   settle(id, status, result, now, { ttl = v[1], dl = v[2], stream = v[3], idem = v[4], batch = v[10] })
   if v[9] and not is_kept then
-    -- scripts cannot reach the store: a worker that sweeps deletes it
-    redis.call('RPUSH', key('orphans'), v[9])
-    redis.call('LTRIM', key('orphans'), -10000, -1)
-    redis.call('PEXPIRE', key('orphans'), 604800000)
+    orphan(v[9])
   end
 end
 
@@ -149,12 +153,13 @@ local function end_waiting(id, v, status, now)
 end
 
 -- what a job that leaves a worker has to hear: it ends here instead of waiting again
---   v: the job's cancel and dl
+--   v: the job's cancel, b and dl
 local function ended_by_verdict(id, v, now)
-  if not v[1] and not (v[2] and tonumber(v[2]) <= now) then
+  local cancelled = v[1] or (v[2] and batch_cancelled(v[2]))
+  if not cancelled and not (v[3] and tonumber(v[3]) <= now) then
     return false
   end
-  settle_here(id, v[1] and 'cancelled' or 'expired', now)
+  settle_here(id, cancelled and 'cancelled' or 'expired', now)
   return true
 end
 
@@ -173,18 +178,18 @@ end
 -- goes back to its group
 local function hand_back(id, now)
   local job = key('j', id)
-  local v = redis.call('HMGET', job, 'cancel', 'dl', 'g', 'ln', 'tok')
+  local v = redis.call('HMGET', job, 'cancel', 'b', 'dl', 'g', 'ln', 'tok')
   if ended_by_verdict(id, v, now) then
     return
   end
-  if v[3] then
-    return join_group(id, v[3])
+  if v[4] then
+    return join_group(id, v[4])
   end
-  local stream = key('s', v[4], '!returned')
+  local stream = key('s', v[5], '!returned')
   open_stream(stream)
-  local entry = redis.call('XADD', stream, '*', 'j', id, 'tok', v[5])
+  local entry = redis.call('XADD', stream, '*', 'j', id, 'tok', v[6])
   redis.call('HSET', job, 'st', 'queued', 'e', entry, 'own', '')
-  count('queued:' .. v[4], 1)
-  count('queued_tokens:' .. v[4], v[5])
+  count('queued:' .. v[5], 1)
+  count('queued_tokens:' .. v[5], v[6])
   ring_bell()
 end

@@ -62,7 +62,7 @@ end
 
 local suspects, dead = {}, 0
 for _, id in ipairs(held) do
-  local v = redis.call('HMGET', key('j', id), 'cancel', 'dl')
+  local v = redis.call('HMGET', key('j', id), 'cancel', 'b', 'dl')
   if not crashed then
     redis.call('HINCRBY', key('j', id), 'att', -1)
     hand_back(id, now)

@@ -32,10 +32,10 @@ local num_waited = 0
 local function claim(ids, group)
   local streams, jobs = {}, {}
   for _, id in ipairs(ids) do
-    local v = redis.call('HMGET', key('j', id), 'st', 'g', 'ln', 'tok', 'cancel', 'dl')
+    local v = redis.call('HMGET', key('j', id), 'st', 'g', 'ln', 'tok', 'cancel', 'b', 'dl')
     if v[1] == 'suspect' and v[2] == group then
       num_waited = num_waited + 1
-      if not ended_by_verdict(id, { v[5], v[6] }, now) then
+      if not ended_by_verdict(id, { v[5], v[6], v[7] }, now) then
         local stream = key('s', v[3], '!suspects')
         streams[stream] = streams[stream] or {}
         streams[stream][redis.call('XADD', stream, '*', 'j', id, 'tok', v[4])] = id

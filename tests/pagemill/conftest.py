@@ -1,9 +1,35 @@
-"""The protocol's tests run against the oldest and the newest server."""
+"""The protocol's tests run against the oldest and the newest server; command lines run here."""
+
+import io
+import sys
+from collections.abc import Callable
 
 import pytest
+
+from pagemill.cli import main
+
+Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(params=["newest", "oldest"])
 def server_url(request: pytest.FixtureRequest) -> str:
     url: str = request.getfixturevalue(f"{request.param}_server")
     return url
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run a command line here: exit code, standard output, standard error."""
+
+    def run_here(*arguments: str, stdin: bytes = b"") -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["pagemill", *arguments])
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        code = 0
+        try:
+            main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return run_here

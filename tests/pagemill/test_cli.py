@@ -1,5 +1,4 @@
 import asyncio
-import io
 import json
 import shutil
 import subprocess
@@ -11,7 +10,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from pagemill.cli import main
 from pagemill.connection import connect_async
 from pagemill.consumer import Consumer
 from pagemill.ids import uuid7
@@ -20,7 +18,7 @@ from pagemill.schema import Completion, Failure, Job, Result, Usage
 from tests.support.servers import wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMANDS = ("submit", "result", "status", "cancel", "worker", "demo", "models")
+COMMANDS = ("submit", "result", "status", "cancel", "dead", "worker", "demo", "models")
 
 
 @pytest.fixture
@@ -34,24 +32,6 @@ def queue(newest_server: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
 
 
 Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Run a command line here: exit code, standard output, standard error."""
-
-    def run_here(*arguments: str, stdin: bytes = b"") -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["pagemill", *arguments])
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
-        code = 0
-        try:
-            main()
-        except SystemExit as end:
-            code = int(end.code or 0)
-        printed = capsys.readouterr()
-        return code, printed.out, printed.err
-
-    return run_here
 
 
 def answer(queue: SimpleNamespace, reply: Callable[[Job], Result]) -> list[Job]:

@@ -335,6 +335,25 @@ def test_a_waiting_suspect_expires(client: Client, consumer: MakeConsumer, repor
     assert (0, 0) == (client.stats().suspects, client.stats().running)
 
 
+def test_suspects_of_a_cancelled_batch_end(
+    client: Client, consumer: MakeConsumer, report: Report, redis: Redis, queue: str
+) -> None:
+    """
+    Whoever takes or hands them back meets the cancel of the whole batch, before the sweep has come to them.
+    """
+    batch = client.create_batch().batch_id
+    job_ids = suspected(client, consumer, report, 2, batch=batch)
+    worker = consumer()
+    jobs = take(worker)
+    redis.hset(f"{QueueKeys(queue).base}:b:{batch}", "cancel", "1")
+
+    worker.run(worker.consumer.release(jobs))
+
+    assert [] == take(worker)
+    assert {"cancelled"} == {client.result(job_id, wait_s=0).status for job_id in job_ids}
+    assert (2, 0) == (client.batch_status(batch).cancelled, client.stats().suspects)
+
+
 def test_a_cancelled_job_is_not_suspected(client: Client, consumer: MakeConsumer, report: Report) -> None:
     """
     A job that nobody wants any more ends with its worker, and is counted among those that were held.

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from engine.request import Request, TokenIds
+from pagemill.messages import DeathCause
 from pagemill.schema import Job, Options
 from tests.support.deliveries import delivery
 from worker.fake_engine import ByteTokenizer, FakeEngine
@@ -71,6 +72,7 @@ class Scene:
         self.tokenizer, self.thread, self.ends = GatedTokenizer(), SlowToAnswer(), Ends()
         intake = Intake(self.tokenizer, frozenset(), 100, "print")
         self.pool = pool
+        self.buried: list[DeathCause] = []
         self.leases = Leases(None, self.thread, intake, lease_s=3.0)  # type: ignore[arg-type]
         self.jobs = Jobs(
             leases=self.leases,
@@ -83,6 +85,7 @@ class Scene:
             max_unreadable_s=60.0,
             on_change=lambda: None,
             defer=lambda _held, _why: None,
+            bury=lambda _held, why, _message: self.buried.append(why),
         )
 
     def receive(self, **fields: Any) -> Held:
@@ -165,22 +168,22 @@ def test_answers_count_as_places_once_they_are_known() -> None:
 
 
 @pytest.mark.parametrize(
-    ("attempt", "lapses", "ends"),
+    ("attempt", "lapses", "buried"),
     [
-        (MAX_ATTEMPTS, 0, 0),
-        (MAX_ATTEMPTS + 1, 0, 1),
-        (1, MAX_ATTEMPTS * LAPSES_PER_ATTEMPT, 0),
-        (1, MAX_ATTEMPTS * LAPSES_PER_ATTEMPT + 1, 1),
+        (MAX_ATTEMPTS, 0, []),
+        (MAX_ATTEMPTS + 1, 0, ["retries"]),
+        (1, MAX_ATTEMPTS * LAPSES_PER_ATTEMPT, []),
+        (1, MAX_ATTEMPTS * LAPSES_PER_ATTEMPT + 1, ["lapses"]),
     ],
 )
-def test_attempts_and_lapses_have_limits_of_their_own(attempt: int, lapses: int, ends: int) -> None:
+def test_attempts_and_lapses_have_limits_of_their_own(attempt: int, lapses: int, buried: list[DeathCause]) -> None:
     """
-    A job may be lost with its workers more often than it may be tried, but not for ever.
+    A job may be lost with its workers more often than it may be tried, but not for ever: it is buried then.
     """
 
     async def story(scene: Scene) -> None:
         scene.receive(attempt=attempt, lapses=lapses)
 
-    ended = play(story).ends.ended
+    scene = play(story)
 
-    assert ["engine_error"] * ends == [one.failure and one.failure.code for one in ended]
+    assert (buried, []) == (scene.buried, scene.ends.ended)

@@ -222,15 +222,17 @@ def test_a_failing_step_ends_the_worker_and_loses_nothing(server_url: str, queue
 
 def test_a_job_that_always_ends_its_worker_is_given_up(server_url: str, queue: str, client: Client) -> None:
     """
-    A poisonous job is failed after its attempts, and not run for ever.
+    A poisonous job is failed after its attempts, and kept as a dead letter with its payload.
     """
     job_id = client.submit(prompt="poison", options={"max_tokens": 4}).job_id
     while client.status(job_id).state not in ("done", "failed"):
         with RunningService(server_url, queue, engine=FailingEngine(), max_attempts=2) as running:
             wait_for(lambda: client.status(job_id).ended or not running._thread.is_alive())
     result = client.result(job_id)
+    [letter] = client.dead_letters()
 
     assert ("failed", "engine_error") == (result.status, result.failure and result.failure.code)
+    assert (job_id, "retries", "poison") == (letter.job_id, letter.why, Job.parse(letter.payload or b"").prompt)
 
 
 def test_a_missing_payload_is_a_failure_of_its_job(server_url: str, queue: str, tmp_path: Path, client: Client) -> None:

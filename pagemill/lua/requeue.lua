@@ -1,0 +1,69 @@
+-- with: ending
+-- REQUEUE: run a dead letter's job anew, by its own id.
+--
+-- It begins as if it had just been accepted, with its attempts at none and its deadline as far off
+-- as it was then, and comes before what waits in its lane. The batch that it was part of has counted
+-- its end already, and does not get it back.
+--
+-- KEYS[1]  base
+-- Reads and writes
+--   dead                stream  the letter goes
+--   j:<id>, d:<id>      hash, string  made anew
+--   r:<id>, t:<id>      deleted
+--   idem:<name>         string  stands for the job again, where no other took the name
+--   deadlines           zset    where a job has one
+--   s:<lane>:!returned  stream
+--   st, bell
+-- ARGV
+--   1 entry id
+-- Returns
+--   {"OK", job, payload ref} | {"DUP", job, its state, its payload ref} where it has been submitted
+--   again meanwhile | {"GONE"} | {"GARBAGE"} where it never was a job
+
+local letter = redis.call('XRANGE', key('dead'), ARGV[1], ARGV[1])[1]
+if not letter then
+  return { 'GONE' }
+end
+local f = {}
+for i = 1, #letter[2], 2 do
+  f[letter[2][i]] = letter[2][i + 1]
+end
+local id = f.j
+if not id or not f.ln or not (f.d or f.ref) then
+  return { 'GARBAGE' }
+end
+local job = key('j', id)
+local there = redis.call('HMGET', job, 'st', 'ref')
+if there[1] and there[1] ~= 'failed' then
+  return { 'DUP', id, there[1], there[2] or '' }
+end
+
+local now = now_ms()
+redis.call('XDEL', key('dead'), letter[1])
+redis.call('DEL', job, key('r', id), key('t', id))
+-- cost: nothing has been charged for this run, and a hand-back is served without
+redis.call('HSET', job, 'st', 'queued', 'ln', f.ln, 'tn', f.tn, 'tok', f.tok, 'acc', whole(now), 'ttl', f.ttl,
+  'seed', f.seed, 'fp', f.fp, 'cost', '0')
+for _, name in ipairs({ 'ref', 'md', 'stream', 'idem' }) do
+  if f[name] then
+    redis.call('HSET', job, name, f[name])
+  end
+end
+if f.d then
+  redis.call('SET', key('d', id), f.d)
+end
+if f.timeout then
+  local deadline = whole(now + f.timeout)
+  redis.call('HSET', job, 'dl', deadline)
+  redis.call('ZADD', key('deadlines'), deadline, id)
+end
+if f.idem then
+  local first = string.match(redis.call('GET', key('idem', f.idem)) or '', '^(%S+) ')
+  if not first or first == id then
+    redis.call('SET', key('idem', f.idem), id .. ' ' .. f.fp)
+  end
+end
+count('accepted', 1)
+count('requeued', 1)
+hand_back(id, now)
+return { 'OK', id, f.ref or '' }
