@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from pagemill.errors import BatchNotFound, Conflict, InvalidJob
 from pagemill.ids import uuid7
 from pagemill.keys import QueueKeys
-from pagemill.messages import BatchState, BatchStatus
+from pagemill.messages import BatchState, BatchStatus, HookDelivery
 from pagemill.schema import Name, check_metadata, explain
 from pagemill.scripts import Arg, Call, load
 
@@ -22,7 +22,11 @@ CANCEL_LOOKS = 256
 _URL = re.compile(r"https?://[!-~]+", re.IGNORECASE)
 
 
-def _http_url(url: str) -> str:
+def http_url(url: str) -> str:
+    """
+    Raises:
+        ValueError: it is not the URL of a web server, or holds a password or a line break.
+    """
     parts = urlsplit(url)
     if not _URL.fullmatch(url) or not parts.hostname or parts.port == 0:
         raise ValueError("want http://host/path or https://host/path, in ASCII")
@@ -48,7 +52,7 @@ class Batch(BaseModel):
     id: Name = Field(default_factory=uuid7)
     tenant: Name = "default"
     result_ttl_s: int = Field(86400, ge=1, le=30 * 86400)
-    webhook: Annotated[str, Field(max_length=2048), AfterValidator(_http_url)] | None = None
+    webhook: Annotated[str, Field(max_length=2048), AfterValidator(http_url)] | None = None
     metadata: dict[str, str] = Field(default_factory=dict)
 
     @model_validator(mode="after")
@@ -111,6 +115,21 @@ def cancel_more(keys: QueueKeys, *, limit: int) -> Call[tuple[int, bool]]:
 
 def _parse(keys: QueueKeys, batch_id: str, reply: Sequence[bytes]) -> BatchStatus:
     return read_batch(keys, batch_id, dict(zip(reply[::2], reply[1::2], strict=True)))
+
+
+def take_hooks(keys: QueueKeys, *, limit: int, hold_ms: int) -> Call[list[BatchStatus]]:
+    """Batches whose webhooks are due; each is due again after `hold_ms` if nobody settles it."""
+
+    def parse(reply: list[list[bytes]]) -> list[BatchStatus]:
+        return [_parse(keys, batch_id.decode(), fields) for batch_id, *fields in reply]
+
+    return Call(load("take_hooks"), keys.base, [limit, hold_ms], parse)
+
+
+def settle_hook(keys: QueueKeys, batch_id: str, delivery: HookDelivery) -> Call[str]:
+    """Gives the state of the webhook after that; empty where it was settled before."""
+    args: list[Arg] = [batch_id, delivery.outcome, delivery.delay_ms, delivery.why]
+    return Call(load("settle_hook"), keys.base, args, lambda reply: reply.decode())
 
 
 def read_batch(keys: QueueKeys, batch_id: str, values: Mapping[bytes, bytes]) -> BatchStatus:

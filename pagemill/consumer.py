@@ -9,16 +9,17 @@ from typing import Any, Self, TypeVar
 from redis.asyncio import Redis
 from redis.exceptions import NoScriptError, RedisError
 
-from pagemill import calls
-from pagemill.batches import cancel_more
+from pagemill import batches, calls
 from pagemill.connection import judge, read_facts, send_once
 from pagemill.contact import Contact
 from pagemill.keys import MODELS, QueueKeys
 from pagemill.messages import (
+    BatchStatus,
     Checkpoint,
     DeathCause,
     Delivery,
     Finished,
+    HookDelivery,
     Outcome,
     QueueStats,
     Renewal,
@@ -271,7 +272,7 @@ class Consumer:
         promoted, expired = await self._run_many(
             [calls.promote(self.keys, limit=limit), calls.expire(self.keys, limit=limit)]
         )
-        cancelled, cancelling = await self._run(cancel_more(self.keys, limit=limit))
+        cancelled, cancelling = await self._run(batches.cancel_more(self.keys, limit=limit))
         self._cursor, collected = await self._run(
             calls.collect(self.keys, cursor=self._cursor, limit=TIDY, lease_ms=self.lease_ms)
         )
@@ -286,6 +287,18 @@ class Consumer:
         with translated():
             urls = await self._redis.execute_command("LPOP", self.keys.orphans, limit)
         return [url.decode() for url in urls or ()]
+
+    async def take_hooks(self, limit: int, *, hold_ms: int) -> list[BatchStatus]:
+        """
+        Ended batches whose webhooks are due; one that is not settled within `hold_ms` is due again.
+        """
+        return await self._run(batches.take_hooks(self.keys, limit=limit, hold_ms=hold_ms))
+
+    async def settle_hook(self, batch_id: str, delivery: HookDelivery) -> str:
+        """
+        Note how a webhook's delivery went; gives its state after that, empty where it was settled before.
+        """
+        return await self._run(batches.settle_hook(self.keys, batch_id, delivery))
 
     async def heartbeat(self, fields: Mapping[str, str | int | float]) -> bool:
         """

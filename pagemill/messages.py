@@ -121,6 +121,21 @@ class BatchStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class HookDelivery:
+    """
+    How one try to deliver a batch's webhook went.
+
+    Args:
+        outcome: "again" has it tried once more after `delay_ms`, for three days after the batch's end.
+        why: What went wrong, in words.
+    """
+
+    outcome: Literal["delivered", "failed", "again"]
+    delay_ms: int = 0
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class TokenDelta:
     """
     New text of one answer.

@@ -34,6 +34,7 @@ from worker.puller import LookAhead, default_look_ahead
 from worker.results import ResultMaker
 from worker.service import Service, ServiceOptions
 from worker.settings import WorkerSettings
+from worker.webhooks import Webhooks, read_secret
 
 log = structlog.get_logger("worker")
 
@@ -70,6 +71,7 @@ async def serve(settings: WorkerSettings) -> int:
     """
     worker_id = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
     store = open_store(settings.object_store) if settings.object_store else None
+    secret = read_secret(settings.webhook_secret.get_secret_value()) if settings.webhook_secret else None
     redis = connect_async(settings.redis_url, timeout_s=timeout_of_a_lease(settings.lease_s))
     try:
         consumer = Consumer(redis, settings.queue, worker_id=worker_id, lease_ms=round(settings.lease_s * 1000))
@@ -80,7 +82,8 @@ async def serve(settings: WorkerSettings) -> int:
             # what is there now stays: the collector need not walk a million objects of libraries between two steps
             gc.collect()
             gc.freeze()
-            service = build_service(settings, consumer, store, engine, tokenizer)
+            webhooks = Webhooks(consumer, secret=secret, allow_private=settings.allow_private_webhooks)
+            service = build_service(settings, consumer, store, webhooks, engine, tokenizer)
             started.append(service)
             return await _run(service)
     finally:
@@ -141,7 +144,12 @@ def build_engine(settings: WorkerSettings) -> tuple[Engine, Tokenizer]:
 
 
 def build_service(
-    settings: WorkerSettings, consumer: Consumer, store: ObjectStore | None, engine: Engine, tokenizer: Tokenizer
+    settings: WorkerSettings,
+    consumer: Consumer,
+    store: ObjectStore | None,
+    webhooks: Webhooks,
+    engine: Engine,
+    tokenizer: Tokenizer,
 ) -> Service:
     model, *aliases = served_names(settings, engine.model_name)
     look_ahead = _look_ahead(settings, engine)
@@ -170,6 +178,7 @@ def build_service(
         ),
         results=ResultMaker(tokenizer=tokenizer, model=model, worker_id=consumer.worker_id),
         store=store,
+        webhooks=webhooks,
         heartbeat=Heartbeat({"model": model, "max_model_len": engine.max_model_len, "engine": settings.engine}),
         options=_service_options(settings, look_ahead, tuple(aliases)),
     )

@@ -33,6 +33,7 @@ from worker.results import ResultMaker
 from worker.sinks import Sink, keep_trying
 from worker.streams import TokenStreams
 from worker.sweeper import sweep_forever
+from worker.webhooks import Webhooks
 
 log = structlog.get_logger(__name__)
 
@@ -95,11 +96,12 @@ class Service:
         intake: Intake,
         results: ResultMaker,
         store: ObjectStore | None,
+        webhooks: Webhooks | None = None,
         heartbeat: Heartbeat,
         options: ServiceOptions,
     ) -> None:
         self.num_done = 0
-        self._consumer, self._store, self._options = consumer, store, options
+        self._consumer, self._store, self._webhooks, self._options = consumer, store, webhooks, options
         self._heartbeat = heartbeat
         self._engine = EngineThread(engine, on_turns=self._on_turns, on_crash=self._fail)
         self._leases = Leases(consumer, self._engine, intake, lease_s=options.lease_s)
@@ -164,7 +166,7 @@ class Service:
             self._sink.tidy_forever(),
             self._streams.run(),
             self._raw.run(),
-            sweep_forever(self._consumer, self._store, every_s=min(5.0, self._options.lease_s / 4)),
+            sweep_forever(self._consumer, self._store, self._webhooks, every_s=min(5.0, self._options.lease_s / 4)),
         ):
             self._start(loop)
         await self._stopping.wait()
@@ -240,6 +242,8 @@ class Service:
     async def _close(self) -> None:
         if not self._crash:
             await self._engine.stop()
+        if self._webhooks is not None:
+            self._webhooks.close()
         # a cancel that meets a reply just read can get lost inside the Redis client: ask until all have ended
         while self._tasks:
             for task in self._tasks:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Any, Literal, Self
 
-from pydantic import ByteSize, Field
+from pydantic import ByteSize, Field, SecretStr
 from pydantic_settings import CliSettingsSource
 from pydantic_settings.exceptions import SettingsError as ParserError
 
@@ -40,6 +40,12 @@ class WorkerSettings(ClientSettings):
     )
     max_attempts: int = Field(
         8, ge=1, description="A job that was tried so many times without an end is failed, not run again."
+    )
+    webhook_secret: SecretStr | None = Field(
+        None, description="Signs the webhooks of batches: whsec_ and the base64 of 24 to 64 bytes; unset: none is sent."
+    )
+    allow_private_webhooks: bool = Field(
+        False, description="Send webhooks also to private, loopback and link-local addresses."
     )
     allow_unsafe_redis: bool = Field(False, description="Start even if the server's settings can lose jobs.")
 

@@ -8,17 +8,21 @@ import structlog
 from pagemill.consumer import Consumer
 from pagemill.errors import ObjectStoreError, QueueUnavailable
 from pagemill.object_store import ObjectStore
+from worker.webhooks import Webhooks
 
 log = structlog.get_logger(__name__)
 
 MAX_JOBS = 256
 
 
-async def sweep_forever(consumer: Consumer, store: ObjectStore | None, *, every_s: float) -> None:
+async def sweep_forever(
+    consumer: Consumer, store: ObjectStore | None, webhooks: Webhooks | None = None, *, every_s: float
+) -> None:
     """
     Bring back what dead workers held, promote what is due, expire what waited too long.
 
-    Payloads of jobs that ended without a worker are deleted from the store, where there is one.
+    Payloads of jobs that ended without a worker are deleted from the store, where there is one, and
+    webhooks of batches that have ended are delivered.
 
     A sweep that met its limit is followed by the next at once.
     """
@@ -27,6 +31,8 @@ async def sweep_forever(consumer: Consumer, store: ObjectStore | None, *, every_
             report = await consumer.sweep(MAX_JOBS)
             if report.swept and store is not None:
                 await _delete_orphans(consumer, store)
+            if report.swept and webhooks is not None:
+                await webhooks.deliver_due()
         except QueueUnavailable as error:
             log.warning("sweep.failed", error=str(error))
         else:

@@ -40,9 +40,10 @@ local function advance_batch(batch, now)
     redis.call('SREM', key('cancelling'), batch)
     life = v[9] * 1000
     if v[10] then
+      redis.call('HSET', hash, 'hook_st', 'pending')
       redis.call('ZADD', key('hooks'), whole(now), batch)
       redis.call('PEXPIRE', key('hooks'), whole(2 * HOOK_LIFE))
-      life = math.max(life, HOOK_LIFE)
+      life = math.max(life, HOOK_LIFE + 3600000)
     end
     announce(batch, 'ended', whole(total), whole(ended))
   elseif total > 0 and math.floor(100 * ended / total) > tonumber(v[7]) then
