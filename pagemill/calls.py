@@ -100,7 +100,8 @@ def _claim(reply: list[Any]) -> tuple[bool, list[Delivery]]:
 
 def _delivery(row: list[bytes]) -> Delivery:
     job_id, lane, tenant, stream, entry_id, attempt, payload, ref = row[:8]
-    tokens, seed, accepted, started, deadline, ttl, streams, checkpoint, meta, lapses = row[8:]
+    tokens, seed, accepted, started, deadline, ttl, streams, checkpoint, meta, lapses, faults = row[8:]
+    fault, _, num_faults = faults.decode().partition(" ")
     return Delivery(
         job_id=job_id.decode(),
         lane=lane.decode(),
@@ -120,6 +121,8 @@ def _delivery(row: list[bytes]) -> Delivery:
         checkpoint=checkpoint,
         checkpoint_meta=meta.decode(),
         lapses=int(lapses),
+        fault=fault,
+        num_faults=int(num_faults or 0),
     )
 
 
@@ -162,8 +165,10 @@ def finish(keys: QueueKeys, worker_id: str, ends: Sequence[Finished], records: S
     return Call(load("finish"), keys.base, args, lambda reply: [_outcome(word) for word in reply])
 
 
-def retry(keys: QueueKeys, worker_id: str, job: Delivery, *, delay_ms: int, why: str) -> Call[Outcome]:
-    args: list[Arg] = [worker_id, job.job_id, job.stream, job.entry_id, delay_ms, why]
+def retry(
+    keys: QueueKeys, worker_id: str, job: Delivery, *, delay_ms: int, why: str, fault: str, counts: bool
+) -> Call[Outcome]:
+    args: list[Arg] = [worker_id, job.job_id, job.stream, job.entry_id, delay_ms, why, fault, int(counts)]
     return Call(load("retry"), keys.base, args, _outcome)
 
 

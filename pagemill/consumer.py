@@ -218,11 +218,18 @@ class Consumer:
         self._finished.extend((end.delivery.stream, end.delivery.entry_id) for end in batch)
         return [outcome for part in outcomes for outcome in part]
 
-    async def retry(self, delivery: Delivery, *, delay_ms: int, why: str) -> Outcome:
+    async def retry(
+        self, delivery: Delivery, *, delay_ms: int, why: str, fault: str = "engine", counts: bool = True
+    ) -> Outcome:
         """
-        Put a job off after a fault that may pass; any worker takes it then.
+        Put a job off after a fault that may pass; any worker takes it then, by the server's clock.
+
+        Args:
+            fault: What kind it is, one word; the next delivery tells how often in a row it was that.
+            counts: As an attempt.
         """
-        outcome = await self._run(calls.retry(self.keys, self.worker_id, delivery, delay_ms=delay_ms, why=why))
+        call = calls.retry(self.keys, self.worker_id, delivery, delay_ms=delay_ms, why=why, fault=fault, counts=counts)
+        outcome = await self._run(call)
         self._let_go(delivery)
         return outcome
 

@@ -47,8 +47,9 @@ Fields of j:<id>: st state, fp fingerprint, ln lane, tn tenant, tok tokens, e en
 worker, att attempt, lapses leases that ran out, g group of suspects, crash workers that died while
 it ran alone, cost tokens that its tenant was charged for it, acc accepted ms, run started ms, end
 ended ms, dl deadline ms, ttl, stream, seed, idem, ref the payload's object, md metadata, ckm
-checkpoint meta, x<answer> characters of it in the token stream, cancel, why, b batch; pt, ct, gpu
-what it took: prompt tokens, completion tokens, GPU ms.
+checkpoint meta, x<answer> characters of it in the token stream, cancel, b batch; why it was put off,
+rt for what kind of fault and how often in a row; pt, ct, gpu what it took: prompt tokens, completion
+tokens, GPU ms.
 
 Fields of an entry of dead: j job, why, msg message, at ms, worker, timeout ms where the job had a
 deadline; d payload, or ref its object, or raw what never was a job; and of the job's hash att,

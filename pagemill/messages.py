@@ -173,6 +173,8 @@ class Delivery:
         checkpoint: What earlier attempts saved with `Consumer.renew`, end to end.
         checkpoint_meta: The text saved beside it.
         lapses: Times that a peer took it back from a worker that had fallen silent.
+        fault: The kind of fault that it was last put off for; empty where it never was.
+        num_faults: Times in a row that it was put off for that kind.
     """
 
     job_id: str
@@ -193,6 +195,8 @@ class Delivery:
     checkpoint: bytes = b""
     checkpoint_meta: str = ""
     lapses: int = 0
+    fault: str = ""
+    num_faults: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@
 -- Returns
 --   {again 0/1, job, job, ...}: again where another call may claim more at once; a job is
 --   {id, lane, tenant, stream, entry, attempt, payload, ref, tokens, seed, accepted ms, started ms,
---   deadline ms, ttl s, stream 0/1, checkpoint, checkpoint meta, lapses}
+--   deadline ms, ttl s, stream 0/1, checkpoint, checkpoint meta, lapses, faults}
 
 local worker = ARGV[1]
 local seats, budget = tonumber(ARGV[2]), tonumber(ARGV[3])

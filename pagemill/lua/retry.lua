@@ -4,17 +4,18 @@
 -- KEYS[1]  base
 -- Reads and writes
 --   the entry   acked and deleted
---   j:<id>      hash  state delayed, the reason
+--   j:<id>      hash  state delayed, the reason, and how often in a row it was put off for that kind of fault
 --   delayed     zset  due ms -> id
 --   st
 -- ARGV
---   1 worker id   2 job id   3 stream   4 entry   5 delay ms   6 why
+--   1 worker id   2 job id   3 stream   4 entry   5 delay ms   6 why   7 kind of fault
+--   8 does the attempt count 0/1
 -- Returns
 --   "done" | "fenced" | "gone" | "duplicate"
 
 local worker, id, stream, entry = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local job = key('j', id)
-local v = redis.call('HMGET', job, 'st', 'e', 'own', 'cancel')
+local v = redis.call('HMGET', job, 'st', 'e', 'own', 'cancel', 'rt')
 if not v[1] then
   return 'gone'
 end
@@ -29,7 +30,13 @@ if v[4] then
   settle_here(id, 'cancelled', now)
   return 'done'
 end
-redis.call('HSET', job, 'st', 'delayed', 'why', ARGV[6], 'own', '', 'e', '')
+local fault, times = string.match(v[5] or '', '^(%S+) (%d+)$')
+times = fault == ARGV[7] and times + 1 or 1
+redis.call('HSET', job, 'st', 'delayed', 'why', ARGV[6], 'own', '', 'e', '', 'rt', ARGV[7] .. ' ' .. whole(times))
+if ARGV[8] == '0' then
+  redis.call('HINCRBY', job, 'att', -1)
+end
 redis.call('ZADD', key('delayed'), whole(now + ARGV[5]), id)
 count('retried', 1)
+count('retried:' .. ARGV[7], 1)
 return 'done'

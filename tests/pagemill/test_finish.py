@@ -212,6 +212,55 @@ def test_a_due_job_is_promoted(client: Client, consumer: MakeConsumer) -> None:
     assert [(job_id, 2)] == [(job.job_id, job.attempt) for job in worker.pull()]
 
 
+def test_a_delivery_tells_how_often_it_was_put_off(client: Client, consumer: MakeConsumer) -> None:
+    """
+    Times in a row for the same kind of fault; another kind begins anew.
+    """
+    client.submit(a_job())
+    worker = consumer()
+    seen = []
+    for fault in ("store", "store", "engine"):
+        [job] = worker.pull()
+        seen.append((job.fault, job.num_faults))
+        worker.run(worker.consumer.retry(job, delay_ms=0, why="", fault=fault))
+        worker.run(worker.consumer.sweep())
+    [job] = worker.pull()
+
+    assert [("", 0), ("store", 1), ("store", 2), ("engine", 1)] == [*seen, (job.fault, job.num_faults)]
+
+
+def test_a_try_that_was_none_does_not_count(client: Client, consumer: MakeConsumer) -> None:
+    """
+    A job that could not even be started is put off without an attempt.
+    """
+    client.submit(a_job())
+    worker = consumer()
+    for counts in (False, False, True):
+        [job] = worker.pull()
+        worker.run(worker.consumer.retry(job, delay_ms=0, why="", counts=counts))
+        worker.run(worker.consumer.sweep())
+
+    assert 2 == worker.pull()[0].attempt
+
+
+def test_the_servers_clock_says_when_a_job_is_due(client: Client, consumer: MakeConsumer, redis: Redis) -> None:
+    """
+    A job is due so long after the server's now, whatever the worker's clock says.
+    """
+    job_id = client.submit(a_job()).job_id
+    worker = consumer()
+    [job] = worker.pull()
+
+    before = redis.time()
+    worker.run(worker.consumer.retry(job, delay_ms=1500, why=""))
+    after = redis.time()
+
+    due = redis.zscore(worker.consumer.keys.delayed, job_id)
+    first, last = (seconds * 1000 + micros / 1000 + 1500 for seconds, micros in (before, after))
+    assert first - 1 <= due <= last + 1
+    assert "cancelled" == client.cancel(job_id)
+
+
 def test_only_the_owner_puts_off(client: Client, consumer: MakeConsumer) -> None:
     """
     A retry after the job was handed back is fenced; a repeated one is a duplicate.
