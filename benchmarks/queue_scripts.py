@@ -14,8 +14,8 @@ from pagemill.client import Client
 from pagemill.client_core import CHUNK
 from pagemill.connection import connect, connect_async
 from pagemill.consumer import Consumer
-from pagemill.messages import Delivery, Finished
-from pagemill.schema import Completion, Job, Options, Result, Usage
+from pagemill.messages import Delivery, Finished, Room
+from pagemill.schema import LANES, Completion, Job, Options, Result, Usage
 
 _PULL = 64
 _ROUNDS = 120
@@ -102,7 +102,7 @@ async def _measure(url: str, backlog: int, prompt_chars: int) -> dict[str, list[
         async with Consumer(redis, "latency", worker_id="bench", lease_ms=60_000) as consumer:
             for _ in range(min(_ROUNDS, backlog // _PULL)):
                 begin = time.perf_counter()
-                pulled = await consumer.pull(max_jobs=_PULL, max_tokens=2**40)
+                pulled = await consumer.pull(rooms=[Room(_PULL, 2**40)] * len(LANES))
                 found["pull"].append(time.perf_counter() - begin)
                 begin = time.perf_counter()
                 rows = await bare.pull()

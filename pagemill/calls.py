@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
-from pagemill.errors import BatchClosed, BatchNotFound, Busy, Conflict
+from pagemill.errors import BatchClosed, BatchNotFound, Busy, BusyReason, Conflict
 from pagemill.keys import QueueKeys
 from pagemill.messages import (
     Accepted,
@@ -14,8 +14,10 @@ from pagemill.messages import (
     JobState,
     JobStatus,
     Outcome,
+    Pull,
     QueueStats,
     Renewal,
+    Room,
     TokenDelta,
 )
 from pagemill.schema import LANES
@@ -53,6 +55,13 @@ class Submission(NamedTuple):
 
 Answer = Accepted | Busy | Conflict | BatchNotFound | BatchClosed
 
+_BUSY: dict[BusyReason, str] = {
+    "memory": "its server's memory is over 80 % full",
+    "tokens": "too many tokens wait",
+    "tenant": "too many tokens of tenant {job.tenant} wait",
+    "lane": "too many tokens wait in lane {job.lane}",
+}
+
 
 def submit(keys: QueueKeys, jobs: Sequence[Submission], max_queued_tokens: int) -> Call[list[Answer]]:
     """A refusal is returned, not raised: the other answers are still to be read."""
@@ -64,7 +73,8 @@ def submit(keys: QueueKeys, jobs: Sequence[Submission], max_queued_tokens: int) 
         return [read_answer(keys.queue, job, reply) for job, reply in zip(jobs, replies, strict=True)]
 
     def when_full() -> list[Answer]:
-        return [Busy(f"queue {keys.queue} takes no jobs for now: its server is full", retry_after_s=5.0) for _ in jobs]
+        message = f"queue {keys.queue} takes no jobs for now: its server is full"
+        return [Busy(message, reason="memory", retry_after_s=5.0) for _ in jobs]
 
     return Call(load("submit"), keys.base, args, parse, when_full)
 
@@ -83,15 +93,24 @@ def read_answer(queue: str, job: Submission, reply: list[bytes] | int) -> Answer
         return BatchNotFound(f"queue {queue} has no batch {job.batch}, or it has expired: create it first")
     if word == b"CLOSED":
         return BatchClosed(f"batch {job.batch} takes no more jobs: it was sealed or cancelled")
-    what = "too many tokens wait" if reply[1] == b"tokens" else "its server's memory is over 80 % full"
-    return Busy(f"queue {queue} takes no jobs for now: {what}", retry_after_s=int(reply[2]) / 1000)
+    why = cast(BusyReason, reply[1].decode())
+    what = _BUSY[why].format(job=job)
+    return Busy(f"queue {queue} takes no jobs for now: {what}", reason=why, retry_after_s=int(reply[2]) / 1000)
 
 
 def pull(
-    keys: QueueKeys, worker_id: str, *, max_jobs: int, max_tokens: int, job_cap_tokens: int, lease_ms: int, turn: int
-) -> Call[tuple[bool, list[Delivery]]]:
-    args: list[Arg] = [worker_id, max_jobs, max_tokens, job_cap_tokens, lease_ms, PULL_LOOKS, turn]
-    return Call(load("pull"), keys.base, args, _claim)
+    keys: QueueKeys, worker_id: str, *, rooms: Sequence[Room], job_cap_tokens: int, lease_ms: int, turn: int
+) -> Call[Pull]:
+    args: list[Arg] = [worker_id, job_cap_tokens, lease_ms, PULL_LOOKS, turn]
+    for _, room in zip(LANES, rooms, strict=True):
+        args += [room.max_jobs, room.max_tokens]
+
+    def parse(reply: list[Any]) -> Pull:
+        again, behind, *rows = reply
+        lanes = frozenset(lane for rank, lane in enumerate(LANES) if behind >> rank & 1)
+        return Pull([_delivery(row) for row in rows], again == 1, lanes)
+
+    return Call(load("pull"), keys.base, args, parse)
 
 
 def _claim(reply: list[Any]) -> tuple[bool, list[Delivery]]:

@@ -2,7 +2,8 @@
 
 import json
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -21,12 +22,15 @@ from pagemill.messages import (
     Finished,
     HookDelivery,
     Outcome,
+    Pull,
     QueueStats,
     Renewal,
+    Room,
     SweepReport,
     TokenDelta,
 )
 from pagemill.raw import RawEntries
+from pagemill.schema import LANES, Lane
 from pagemill.scripts import Call, run_async, run_many_async, translated
 
 T = TypeVar("T")
@@ -57,7 +61,10 @@ class Consumer:
         self.raw = RawEntries(redis, self.keys, worker_id)
         self._redis = redis
 
-        # all the mutable state there is
+        # lanes in which the last pull left jobs that wait
+        self.behind: frozenset[Lane] = frozenset()
+
+        # all other mutable state there is
         self._held: set[tuple[str, str]] = set()
         self._finished: deque[tuple[str, str]] = deque(maxlen=MAX_FINISHED)
         self._reply_lost = False
@@ -98,26 +105,30 @@ class Consumer:
             await self._redis.execute_command("HSET", MODELS, model, self.keys.queue)
         self._registered.add(model)
 
-    async def pull(self, *, max_jobs: int, max_tokens: int, job_cap_tokens: int = 0) -> list[Delivery]:
+    async def pull(self, *, rooms: Sequence[Room], job_cap_tokens: int = 0) -> list[Delivery]:
         """
-        Claim jobs that fit, in order of lane, hand-backs and tenants; never above either limit.
+        Claim jobs that fit, in order of lane, hand-backs and tenants; never above any limit.
 
         Cancelled and expired jobs end here and are not returned. When a reply was lost, all that
-        the call had claimed is handed back by the next one.
+        the call had claimed is handed back by the next one. Without any room the call only sees
+        what waits, and rings for those who have some.
 
         Args:
-            max_tokens: Estimated tokens of all the jobs together.
+            rooms: One a lane, the most urgent first. A job takes from the rooms of the lanes behind
+                its own too: with less room for these, urgent jobs get what preemption would free.
             job_cap_tokens: What one job's estimate counts at most, 0 for no limit. Estimates are
                 rough: with the engine's whole cache here, every job fits into an idle worker.
         """
         await self._disown()
         pulled: list[Delivery] = []
         again = True
-        while again and len(pulled) < max_jobs and max_tokens > 0:
+        while again:
             # one script looks at a bounded number of entries, so that it holds up nobody
-            again, jobs = await self._pull_once(max_jobs - len(pulled), max_tokens, job_cap_tokens)
-            max_tokens -= sum(min(job.tokens, job_cap_tokens or job.tokens) for job in jobs)
-            pulled += jobs
+            pull = await self._pull_once(rooms, job_cap_tokens)
+            rooms = _without(rooms, pull.jobs, job_cap_tokens)
+            pulled += pull.jobs
+            again = pull.again and any(rooms)
+        self.behind = pull.behind
         # not before: what a call that fails halfway has claimed is handed back by the next one
         self._held.update((job.stream, job.entry_id) for job in pulled)
         return pulled
@@ -158,19 +169,18 @@ class Consumer:
             await self._run(calls.disown(self.keys, self.worker_id, turn=self._turn, known=known))
             self._reply_lost = False
 
-    async def _pull_once(self, max_jobs: int, max_tokens: int, job_cap_tokens: int) -> tuple[bool, list[Delivery]]:
+    async def _pull_once(self, rooms: Sequence[Room], job_cap_tokens: int) -> Pull:
         call = calls.pull(
             self.keys,
             self.worker_id,
-            max_jobs=min(max_jobs, calls.PULL_LOOKS),
-            max_tokens=max_tokens,
+            rooms=rooms,
             job_cap_tokens=job_cap_tokens,
             lease_ms=self.lease_ms,
             turn=self._turn,
         )
         return await self._claim(call)
 
-    async def _claim(self, call: Call[tuple[bool, list[Delivery]]]) -> tuple[bool, list[Delivery]]:
+    async def _claim(self, call: Call[T]) -> T:
         # until the reply is read, entries may be ours without our knowing
         self._reply_lost = True
         with self._contact.watched(), translated():
@@ -346,19 +356,28 @@ class Consumer:
         """
         await self._run(calls.leave(self.keys, self.worker_id))
 
-    async def wait_for_work(self, timeout_s: float) -> None:
+    async def wait_for_work(self, timeout_s: float, lanes: Sequence[Lane] = LANES) -> Lane | None:
         """
         Return when something may be there to pull, and after `timeout_s` at the latest.
+
+        A ring is heard by one worker: who hears it and has no room pulls all the same, which
+        rings again.
+
+        Returns:
+            The lane whose bell rang, if one did.
         """
         # 0 would wait for ever
         wait_s = max(timeout_s, 0.01)
         with translated():
             try:
-                await send_once(self._redis, "BLPOP", self.keys.bell, wait_s, timeout_s=wait_s + 5)
+                bells = {self.keys.bell(lane).encode(): lane for lane in lanes}
+                rang = await send_once(self._redis, "BLPOP", *bells, wait_s, timeout_s=wait_s + 5)
+                return bells[rang[0]] if rang else None
             except RedisError as error:
                 # a failover ends blocked commands; the caller pulls, and hears what is the matter
                 if "UNBLOCKED" not in str(error):
                     raise
+                return None
 
     async def publish_tokens(self, delivery: Delivery, deltas: Sequence[TokenDelta]) -> bool:
         """
@@ -384,6 +403,20 @@ class Consumer:
 
     def _let_go(self, *jobs: Delivery) -> None:
         self._held.difference_update((job.stream, job.entry_id) for job in jobs)
+
+
+def _without(rooms: Sequence[Room], jobs: Iterable[Delivery], job_cap_tokens: int) -> list[Room]:
+    """The rooms when these jobs are taken."""
+    taken: dict[str, list[int]] = {lane: [0, 0] for lane in LANES}
+    for job in jobs:
+        sums = taken[job.lane]
+        sums[0] += 1
+        sums[1] += min(job.tokens, job_cap_tokens or job.tokens)
+    # each lane has the jobs of those before it, and its own
+    ahead = accumulate(taken.values(), lambda a, b: [a[0] + b[0], a[1] + b[1]])
+    return [
+        Room(room.max_jobs - jobs, room.max_tokens - tokens) for room, (jobs, tokens) in zip(rooms, ahead, strict=True)
+    ]
 
 
 def _record(end: Finished) -> bytes:

@@ -20,7 +20,9 @@ PagemillError
 └── SettingsError           a setting is unknown or out of range: operator
 """
 
-from typing import Any
+from typing import Any, Literal
+
+BusyReason = Literal["memory", "tokens", "tenant", "lane"]
 
 
 class PagemillError(Exception):
@@ -56,10 +58,18 @@ class BatchClosed(PagemillError):
 
 
 class Busy(PagemillError):
-    """Raised when the queue takes no more for now; the job was not accepted."""
+    """
+    Raised when the queue takes no more for now; the job was not accepted.
 
-    def __init__(self, message: str, *, retry_after_s: float) -> None:
+    Args:
+        reason: What is full: the server's memory, all that may wait (max_queued_tokens), or the
+            operator's limit for the tenant or the lane.
+        retry_after_s: When there may be room, as fast as jobs end now.
+    """
+
+    def __init__(self, message: str, *, reason: BusyReason, retry_after_s: float) -> None:
         super().__init__(message)
+        self.reason = reason
         self.retry_after_s = retry_after_s
 
 

@@ -35,13 +35,20 @@ keeps them in one slot. The scripts build the same names from the base (lua/comm
     orphans             list    ends without a worker   a week after the last one; at most 10,000
     hold:<worker>       string  PULL                    two leases after it was set
     turn:<worker>       string  DISOWN, OBITUARY        after an hour
-    bell                list    SUBMIT, hand-backs      a minute after it was rung
+    limits              hash    the operator            stays
+    qt:<lane>           hash    all                     with its last field
+    bell:<lane>         list    SUBMIT, hand-backs      a minute after it was rung
     guard               string  SUBMIT                  after a second
     lock:sweep          string  LOCK                    after one turn of the sweeper
     lock:suspects       string  TAKE_SUSPECTS           a lease after its worker's last sign
     server              hash    RECLAIM                 stays
     ch:<id>             channel every end of a job      -
     chb:<batch>         channel as ev, for batches      -
+
+Fields of tenants: <tenant>:weight. Of limits: tenant:<tenant>, tenant:* for those that have none of
+their own, lane:<lane>; each the most estimated tokens that may wait. Of qt:<lane>: <tenant>, the
+estimated tokens that wait. Of st, beside counters: drain:at, drain:from, drain:<lane>, the tokens
+of jobs that ended lately.
 
 Fields of j:<id>: st state, fp fingerprint, ln lane, tn tenant, tok tokens, e entry, own
 worker, att attempt, lapses leases that ran out, g group of suspects, crash workers that died while
@@ -74,14 +81,14 @@ MODELS = "pagemill:models"
 _QUEUE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 
 # what may live for ever, as the names behind the base; all else expires, or goes when its job ends
-PERMANENT = ("s:", "in", "streams", "vt:", "tenants", "ev", "st", "dead", "server")
+PERMANENT = ("s:", "in", "streams", "vt:", "tenants", "limits", "ev", "st", "dead", "server")
 
 
 class QueueKeys:
     """The names of one queue."""
 
     __slots__ = (
-        *("base", "batches", "bell", "dead", "delayed", "events", "isolation", "orphans", "queue", "raw"),
+        *("base", "batches", "dead", "delayed", "events", "isolation", "orphans", "queue", "raw"),
         *("stats", "workers"),
     )
 
@@ -91,7 +98,6 @@ class QueueKeys:
         self.queue = queue
         self.base = f"{{pagemill:{queue}}}"
         self.batches = f"{self.base}:batches"
-        self.bell = f"{self.base}:bell"
         self.dead = f"{self.base}:dead"
         self.delayed = f"{self.base}:delayed"
         self.events = f"{self.base}:ev"
@@ -118,6 +124,9 @@ class QueueKeys:
 
     def channel(self, job_id: str) -> str:
         return f"{self.base}:ch:{job_id}"
+
+    def bell(self, lane: str) -> str:
+        return f"{self.base}:bell:{lane}"
 
     def worker(self, worker_id: str) -> str:
         return f"{self.base}:w:{worker_id}"

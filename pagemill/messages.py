@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pagemill.schema import Result
+from pagemill.schema import Lane, Result
 
 JobState = Literal["queued", "delayed", "running", "suspect", "done", "failed", "cancelled", "expired"]
 TERMINAL_STATES: frozenset[JobState] = frozenset({"done", "failed", "cancelled", "expired"})
@@ -151,6 +151,37 @@ class TokenDelta:
     offset: int
     text: str
     num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """
+    What a worker has room for in one lane.
+
+    Args:
+        max_tokens: Estimated tokens of all the jobs together.
+    """
+
+    max_jobs: int
+    max_tokens: int
+
+    def __bool__(self) -> bool:
+        return self.max_jobs > 0 and self.max_tokens > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Pull:
+    """
+    What one call of PULL brought.
+
+    Args:
+        again: Another call may claim more at once.
+        behind: Lanes in which jobs wait that this call left there, for want of room or of time.
+    """
+
+    jobs: list["Delivery"]
+    again: bool
+    behind: frozenset[Lane]
 
 
 @dataclass(frozen=True, slots=True)

@@ -146,7 +146,7 @@ def _adopt(keys: QueueKeys, adoptions: Sequence[Adoption], max_queued_tokens: in
         ]
 
     def when_full() -> list[Answer | None]:
-        return [Busy("the queue's server is full", retry_after_s=5.0) for _ in adoptions]
+        return [Busy("the queue's server is full", reason="memory", retry_after_s=5.0) for _ in adoptions]
 
     return Call(load("adopt"), keys.base, args, parse, when_full)
 

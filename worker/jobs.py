@@ -13,7 +13,7 @@ import structlog
 from engine.errors import RequestError
 from engine.request import Request, RequestOutput
 from pagemill.messages import DeathCause, Delivery
-from pagemill.schema import Failure, ResultStatus
+from pagemill.schema import LANES, Failure, ResultStatus
 from worker.checkpoints import Saved
 from worker.deferrals import Deferrals
 from worker.engine_thread import EngineThread, Turn
@@ -70,16 +70,20 @@ class Jobs:
         self._defer = defer
         self._bury = bury
 
-        # what the engine's capacity does not know of yet, by job
-        self._transit: dict[str, Transit] = {}
+        # what the engine's capacity does not know of yet, by job, with its lane
+        self._transit: dict[str, tuple[str, Transit]] = {}
         self._deferrals = Deferrals(forget_s=max_unreadable_s / 4)
         # set by a drain: what the intake still has does not go on to the engine
         self._closed = False
 
     @property
-    def transit(self) -> Transit:
-        transits = self._transit.values()
-        return Transit(sum(one.seqs for one in transits), sum(one.tokens for one in transits))
+    def transit(self) -> list[Transit]:
+        """One a lane, the most urgent first."""
+        sums: dict[str, list[int]] = {lane: [0, 0] for lane in LANES}
+        for lane, one in self._transit.values():
+            sums[lane][0] += one.seqs
+            sums[lane][1] += one.tokens
+        return [Transit(*pair) for pair in sums.values()]
 
     def receive(self, deliveries: Sequence[Delivery]) -> None:
         """Take what was pulled and send it through the intake."""
@@ -91,7 +95,7 @@ class Jobs:
                 self._give_up(held)
             else:
                 fresh.append(delivery)
-                self._transit[delivery.job_id] = Transit(1, delivery.tokens)
+                self._transit[delivery.job_id] = delivery.lane, Transit(1, delivery.tokens)
         loop = asyncio.get_running_loop()
         for start in range(0, len(fresh), INTAKE_BATCH):
             batch = fresh[start : start + INTAKE_BATCH]
@@ -196,7 +200,8 @@ class Jobs:
         held.saved = Saved([0] * request.params.n)
         if request.resumed:
             held.saved = Saved.of(request.resumed, len(accepted.delivery.checkpoint))
-        self._transit[request.request_id] = Transit(request.params.n, held.delivery.tokens)
+        delivery = held.delivery
+        self._transit[request.request_id] = delivery.lane, Transit(request.params.n, delivery.tokens)
 
     def _put_off(self, held: Held, why: str) -> None:
         """Have a job tried again whose payload cannot be read now, unless that has gone on for too long."""

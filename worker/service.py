@@ -21,13 +21,14 @@ from pagemill.consumer import Consumer
 from pagemill.errors import QueueUnavailable
 from pagemill.messages import DeathCause, Outcome
 from pagemill.object_store import ObjectStore
+from worker.doorbell import Doorbell
 from worker.engine_port import Engine
 from worker.engine_thread import EngineGone, EngineThread, Turn
 from worker.heartbeat import Heartbeat
 from worker.intake import Intake
 from worker.jobs import Jobs
 from worker.leases import Held, Leases
-from worker.puller import LookAhead, decide
+from worker.puller import NOTHING, Ask, LookAhead, decide
 from worker.raw_intake import RawIntake
 from worker.results import ResultMaker
 from worker.sinks import Sink, keep_trying
@@ -39,7 +40,7 @@ log = structlog.get_logger(__name__)
 
 # a full sink, or so many payloads that cannot be read, means that a server is away: what is pulled then has to wait
 MAX_UNWRITTEN = 512
-# how long an idle worker trusts the doorbell; a ring can be lost with a connection
+# an idle worker looks around as often
 IDLE_WAIT_S = 1.0
 RETRY_DELAY_MS = 1000
 MAX_RETRY_DELAY_MS = 60_000
@@ -129,7 +130,7 @@ class Service:
         self._crash: BaseException | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._deferred: set[asyncio.Task[None]] = set()
-        self._bell: asyncio.Task[None] | None = None
+        self._doorbell = Doorbell(consumer, start=self._start, on_change=self._on_change)
 
     @property
     def healthy(self) -> bool:
@@ -187,7 +188,7 @@ class Service:
         """
         log.info("drain.started", held=len(self._leases), grace_s=self._options.drain_s)
         await asyncio.wait([pulling])
-        self._stop_listening()
+        self._doorbell.stop()
 
         # back to the queue before we wait: a peer can start these now
         with contextlib.suppress(EngineGone):
@@ -261,52 +262,36 @@ class Service:
         pause_s = 0.1
         while not self._stopping.is_set():
             self._changed.clear()
-            ask = decide(self._engine.capacity, self._jobs.transit, self._options.look_ahead)
-            if ask is None or max(len(self._sink), len(self._deferred)) > MAX_UNWRITTEN:
-                # a ring wakes one worker: let it be one that has room
-                self._stop_listening()
+            ask = self._ask()
+            self._doorbell.listen(ask.starting)
+            if not self._doorbell.calls_for(ask):
                 await self._wait_for_change(IDLE_WAIT_S)
                 continue
             try:
                 deliveries = await self._consumer.pull(
-                    max_jobs=ask.max_jobs,
-                    max_tokens=ask.max_tokens,
-                    job_cap_tokens=self._engine.capacity.total_tokens,
+                    rooms=ask.rooms, job_cap_tokens=self._engine.capacity.total_tokens
                 )
+                self._doorbell.pulled(self._consumer.behind)
                 if deliveries:
                     self._jobs.receive(deliveries)
                 else:
-                    await self._wait_for_work()
+                    # what did not fit may fit when something changes here
+                    self._doorbell.listen(ask.starting)
+                    await self._wait_for_change(IDLE_WAIT_S)
                 pause_s = 0.1
             except QueueUnavailable as error:
                 log.warning("pull.failed", error=str(error), retry_s=pause_s)
                 await self._wait_for_change(pause_s)
                 pause_s = min(5.0, 2 * pause_s)
 
-    async def _listen(self) -> None:
-        try:
-            await self._consumer.wait_for_work(IDLE_WAIT_S)
-        except QueueUnavailable:
-            # the next pull meets the same trouble, and pauses
-            await asyncio.sleep(0.1)
-        self._bell = None
-        self._changed.set()
-
-    def _stop_listening(self) -> None:
-        if self._bell is not None:
-            self._bell.cancel()
-            self._bell = None
+    def _ask(self) -> Ask:
+        if max(len(self._sink), len(self._deferred)) > MAX_UNWRITTEN:
+            return NOTHING
+        return decide(self._engine.capacity, self._jobs.transit, self._options.look_ahead)
 
     async def _wait_for_change(self, timeout_s: float) -> None:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._changed.wait(), timeout_s)
-
-    async def _wait_for_work(self) -> None:
-        """Wait for the doorbell, or for room: a job that did not fit may fit now."""
-        # the bell goes on listening when room comes first: to stop it costs its connection
-        if self._bell is None:
-            self._bell = self._start(self._listen())
-        await self._wait_for_change(2 * IDLE_WAIT_S)
 
     async def _renew(self) -> None:
         """Keep the leases, and act on what the queue says of our jobs."""

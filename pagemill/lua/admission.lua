@@ -2,7 +2,7 @@
 -- that may wait, and what they give for each job are the 14 arguments of submit.lua.
 
 local FIELDS = 14
-local TOKENS, TIMEOUT, TTL, SEED, BATCH = 7, 8, 9, 11, 13
+local LANE, TENANT, TOKENS, TIMEOUT, TTL, SEED, BATCH = 5, 6, 7, 8, 9, 11, 13
 
 local limit = tonumber(ARGV[1])
 local now = now_ms()
@@ -10,13 +10,6 @@ local accepted = whole(now)
 local added = {}
 -- jobs that join each batch
 local joined = {}
-
--- tokens that wait in all lanes; read once, then kept up
-local function waiting_tokens()
-  local lanes = redis.call('HMGET', key('st'), 'queued_tokens:interactive', 'queued_tokens:standard',
-    'queued_tokens:bulk')
-  return (lanes[1] or 0) + (lanes[2] or 0) + (lanes[3] or 0)
-end
 
 -- INFO costs more than a submit: one call a second looks, the others read what it saw
 local function memory_full()
@@ -35,8 +28,8 @@ local function memory_full()
   return false
 end
 
-local waiting = limit > 0 and waiting_tokens() or 0
 local full = memory_full()
+local has_limits = redis.call('EXISTS', key('limits')) == 1
 
 local function seen(first, first_print, print)
   if first_print ~= print then
@@ -73,13 +66,88 @@ local function closed(batch)
   return { v[1] and 'CLOSED' or 'NOBATCH', batch }
 end
 
-local function refuse(tokens)
+local WAITING = {
+  all = function()
+    local lanes = redis.call('HMGET', key('st'), 'queued_tokens:interactive', 'queued_tokens:standard',
+      'queued_tokens:bulk')
+    return (lanes[1] or 0) + (lanes[2] or 0) + (lanes[3] or 0)
+  end,
+  lane = function(lane)
+    return tonumber(redis.call('HGET', key('st'), 'queued_tokens:' .. lane) or 0)
+  end,
+  tenant = function(tenant)
+    local sum = 0
+    for _, lane in ipairs(LANES) do
+      sum = sum + (redis.call('HGET', key('qt', lane), tenant) or 0)
+    end
+    return sum
+  end,
+}
+
+-- What waits under one limit, and what was refused for it: read once, then kept up.
+local scopes = {}
+local function scope(kind, name, most)
+  local found = scopes[kind .. name]
+  if not found then
+    found = { waiting = WAITING[kind](name), refused = 0, most = most }
+    scopes[kind .. name] = found
+  end
+  return found
+end
+
+local function limit_of(kind, name)
+  local own = redis.call('HGET', key('limits'), kind .. ':' .. name)
+  if not own and kind == 'tenant' then
+    own = redis.call('HGET', key('limits'), 'tenant:*')
+  end
+  return tonumber(own or 0) or 0
+end
+
+-- The limits that a job of this lane and tenant is under, the widest first; each with its sums.
+local known_limits = {}
+local function limits_on(lane, tenant)
+  local name = lane .. ' ' .. tenant
+  local found = known_limits[name]
+  if not found then
+    found = limit > 0 and { { 'tokens', scope('all', '', limit) } } or {}
+    for _, one in ipairs(has_limits and { { 'lane', lane }, { 'tenant', tenant } } or {}) do
+      local most = limit_of(unpack(one))
+      if most > 0 then
+        found[#found + 1] = { one[1], scope(one[1], one[2], most) }
+      end
+    end
+    known_limits[name] = found
+  end
+  return found
+end
+
+-- How long until so many tokens will have left the queue, as fast as jobs end now: of all lanes, of
+-- one, or a tenant's even share of its lane.
+local function retry_ms(why, lane, tokens)
+  local v = redis.call('HMGET', key('st'), 'drain:at', 'drain:from', 'drain:interactive', 'drain:standard',
+    'drain:bulk')
+  local ended = why == 'tokens' and (v[3] or 0) + (v[4] or 0) + (v[5] or 0)
+    or tonumber(redis.call('HGET', key('st'), 'drain:' .. lane) or 0)
+  ended = ended * math.exp(((v[1] or now) - now) / FADE_MS)
+  local span = FADE_MS * (1 - math.exp(((v[2] or now) - now) / FADE_MS))
+  local rate = ended / math.max(span, 1000)
+  if why == 'tenant' then
+    rate = rate / math.max(1, redis.call('ZCARD', key('ring', lane)))
+  end
+  return whole(math.max(100, math.min(tokens / rate, 60000)))
+end
+
+local function refuse(lane, tenant, tokens)
   if full then
     return { 'BUSY', 'memory', '5000' }
   end
-  -- a job above the limit by itself is taken when nothing else waits
-  if limit > 0 and waiting > 0 and waiting + tokens > limit then
-    return { 'BUSY', 'tokens', '5000' }
+  for _, one in ipairs(limits_on(lane, tenant)) do
+    local why, sums = one[1], one[2]
+    -- a job above the limit by itself is taken when nothing else waits
+    if sums.waiting > 0 and sums.waiting + tokens > sums.most then
+      sums.refused = sums.refused + tokens
+      return { 'BUSY', why, retry_ms(why, lane, sums.waiting + sums.refused - sums.most) }
+    end
   end
   return nil
 end
@@ -89,7 +157,7 @@ local function wake(lane, tenant)
   if not redis.call('ZSCORE', key('ring', lane), tenant) then
     local times = redis.call('HMGET', key('vt', lane), tenant, '!now')
     local start = math.max(tonumber(times[1] or 0), tonumber(times[2] or 0))
-    redis.call('ZADD', key('ring', lane), whole(start), tenant)
+    redis.call('ZADD', key('ring', lane), vtime(start), tenant)
     redis.call('HDEL', key('vt', lane), tenant)
   end
 end
@@ -101,7 +169,7 @@ local function add(job, id, print, idem, payload, ref, lane, tenant, tokens, tim
   if not sum then
     open_stream(stream)
     wake(lane, tenant)
-    sum = { lane, 0, 0 }
+    sum = { lane, tenant, 0, 0 }
     added[stream] = sum
   end
   local entry = redis.call('XADD', stream, '*', 'j', id, 'tok', tokens)
@@ -134,8 +202,10 @@ local function add(job, id, print, idem, payload, ref, lane, tenant, tokens, tim
     redis.call('HSET', job, 'idem', idem)
     redis.call('SET', key('idem', idem), id .. ' ' .. print)
   end
-  waiting = waiting + tokens
-  sum[2], sum[3] = sum[2] + 1, sum[3] + tokens
+  for _, one in ipairs(limits_on(lane, tenant)) do
+    one[2].waiting = one[2].waiting + tokens
+  end
+  sum[3], sum[4] = sum[3] + 1, sum[4] + tokens
   return 1
 end
 
@@ -161,7 +231,7 @@ local function refusal(i)
     ARGV[i + SEED] = '0'
   end
   return known(key('j', ARGV[i]), ARGV[i], ARGV[i + 1], ARGV[i + 2]) or closed(ARGV[i + BATCH])
-    or refuse(tonumber(ARGV[i + TOKENS]))
+    or refuse(ARGV[i + LANE], ARGV[i + TENANT], tonumber(ARGV[i + TOKENS]))
 end
 
 local function take_in(i)
@@ -172,9 +242,9 @@ end
 local function close_books()
   local num_added = 0
   for _, sum in pairs(added) do
-    count('queued:' .. sum[1], sum[2])
-    count('queued_tokens:' .. sum[1], whole(sum[3]))
-    num_added = num_added + sum[2]
+    count_waiting(unpack(sum))
+    ring_bell(sum[1])
+    num_added = num_added + sum[3]
   end
   for batch, number in pairs(joined) do
     if number > 0 then
@@ -187,6 +257,5 @@ local function close_books()
   end
   if num_added > 0 then
     count('accepted', num_added)
-    ring_bell()
   end
 end

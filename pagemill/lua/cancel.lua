@@ -6,7 +6,7 @@
 --   j:<id>    hash  the state; cancel=1 where it runs
 --   delayed   zset  a cancelled job leaves it
 --   g:<group> list  a cancelled suspect leaves it
---   r:<id>, st, ev: as every end of a job, where it waited
+--   r:<id>, st, qt:<lane>, ev: as every end of a job, where it waited
 -- ARGV
 --   1 job id
 -- Returns
@@ -15,7 +15,7 @@
 
 local id = ARGV[1]
 local job = key('j', id)
-local v = redis.call('HMGET', job, 'st', 'ln', 'tok')
+local v = redis.call('HMGET', job, 'st', 'ln', 'tok', 'tn')
 if not v[1] then
   return ''
 end

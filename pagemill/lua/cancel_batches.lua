@@ -32,7 +32,7 @@ local function mark(batch)
 end
 
 local function cancel_job(id, batch)
-  local v = redis.call('HMGET', key('j', id), 'st', 'ln', 'tok')
+  local v = redis.call('HMGET', key('j', id), 'st', 'ln', 'tok', 'tn')
   if v[1] == 'running' then
     redis.call('HSET', key('j', id), 'cancel', '1')
   elseif not v[1] or TERMINAL[v[1]] then

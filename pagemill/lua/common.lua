@@ -6,6 +6,10 @@
 
 local base = KEYS[1]
 local GROUP = 'workers'
+-- the most urgent first
+local LANES = { 'interactive', 'standard', 'bulk' }
+-- how fast the queue drains is a sum that fades: what ended so long ago counts a third
+local FADE_MS = 30000
 
 local function key(kind, a, b)
   if b then
@@ -28,6 +32,17 @@ local function whole(number)
   return string.format('%.0f', math.floor(number + 0.5))
 end
 
+-- a virtual time: a heavy tenant's small job moves it by less than 1
+local function vtime(number)
+  return string.format('%.3f', number)
+end
+
+-- what the operator set, if it can be counted with: a nonsense must not stop the queue
+local function weight_of(tenant)
+  local weight = tonumber(redis.call('HGET', key('tenants'), tenant .. ':weight') or 1)
+  return weight and weight >= 0.001 and weight <= 1000 and weight or 1
+end
+
 -- A full server refuses a script's first write where it would grow, and none after it. What frees
 -- memory in the end, or keeps the queue going, begins with this one, which never grows.
 local function write_although_full()
@@ -35,10 +50,20 @@ local function write_although_full()
 end
 
 -- one push wakes one worker; who pulls and leaves something behind pushes again
-local function ring_bell()
-  if redis.call('LLEN', key('bell')) == 0 then
-    redis.call('RPUSH', key('bell'), '1')
-    redis.call('PEXPIRE', key('bell'), 60000)
+local function ring_bell(lane)
+  local bell = key('bell', lane)
+  if redis.call('LLEN', bell) == 0 then
+    redis.call('RPUSH', bell, '1')
+    redis.call('PEXPIRE', bell, 60000)
+  end
+end
+
+-- jobs that begin to wait in a lane, or, as negative numbers, cease to
+local function count_waiting(lane, tenant, jobs, tokens)
+  count('queued:' .. lane, jobs)
+  count('queued_tokens:' .. lane, whole(tokens))
+  if redis.call('HINCRBY', key('qt', lane), tenant, whole(tokens)) <= 0 then
+    redis.call('HDEL', key('qt', lane), tenant)
   end
 end
 

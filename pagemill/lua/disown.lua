@@ -9,7 +9,7 @@
 -- Reads and writes
 --   pending             set     which streams to look at
 --   turn:<worker>       string  expires when no packet can be on its way any more
---   the entries, j:<id>, s:<lane>:!returned, st, bell: as RELEASE
+--   the entries, j:<id>, s:<lane>:!returned, st, qt:<lane>, bell:<lane>: as RELEASE
 -- ARGV
 --   1 worker id   2 new turn   then the entries it knows: "<stream> <entry>"
 -- Returns

@@ -138,11 +138,10 @@ end
 
 -- End a job that waits; its entry, where it has one, stays and is skipped at delivery (expire.lua
 -- says why).
---   v: the job's st, ln and tok
+--   v: the job's st, ln, tok and tn
 local function end_waiting(id, v, status, now)
   if v[1] == 'queued' then
-    count('queued:' .. v[2], -1)
-    count('queued_tokens:' .. v[2], -v[3])
+    count_waiting(v[2], v[4], -1, -v[3])
   elseif v[1] == 'suspect' then
     -- its group may stay behind in `sus` without members: TAKE_SUSPECTS passes it over
     redis.call('LREM', key('g', redis.call('HGET', key('j', id), 'g')), 1, id)
@@ -172,14 +171,15 @@ local function join_group(id, group)
     redis.call('RPUSH', key('sus'), group)
   end
   count('suspects', 1)
-  ring_bell()
+  -- the bell that workers hear who have nothing to do
+  ring_bell('bulk')
 end
 
 -- back into its lane, before all that never ran; a job with a verdict ends instead, and a suspect
 -- goes back to its group
 local function hand_back(id, now)
   local job = key('j', id)
-  local v = redis.call('HMGET', job, 'cancel', 'b', 'dl', 'g', 'ln', 'tok')
+  local v = redis.call('HMGET', job, 'cancel', 'b', 'dl', 'g', 'ln', 'tok', 'tn')
   if ended_by_verdict(id, v, now) then
     return
   end
@@ -190,7 +190,6 @@ local function hand_back(id, now)
   open_stream(stream)
   local entry = redis.call('XADD', stream, '*', 'j', id, 'tok', v[6])
   redis.call('HSET', job, 'st', 'queued', 'e', entry, 'own', '')
-  count('queued:' .. v[5], 1)
-  count('queued_tokens:' .. v[5], v[6])
-  ring_bell()
+  count_waiting(v[5], v[7], 1, v[6])
+  ring_bell(v[5])
 end

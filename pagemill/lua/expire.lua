@@ -10,7 +10,7 @@
 --   deadlines   zset  deadline ms -> id
 --   delayed     zset  an expired job leaves it
 --   g:<group>   list  an expired suspect leaves it
---   j:<id>, r:<id>, st, ev: as every end of a job
+--   j:<id>, r:<id>, st, qt:<lane>, ev: as every end of a job
 -- ARGV
 --   1 most jobs
 -- Returns
@@ -20,7 +20,7 @@ local now = now_ms()
 local ended = 0
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', key('deadlines'), '-inf', whole(now), 'LIMIT', 0, ARGV[1])) do
   redis.call('ZREM', key('deadlines'), id)
-  local v = redis.call('HMGET', key('j', id), 'st', 'ln', 'tok')
+  local v = redis.call('HMGET', key('j', id), 'st', 'ln', 'tok', 'tn')
   if v[1] == 'queued' or v[1] == 'delayed' or v[1] == 'suspect' then
     end_waiting(id, v, 'expired', now)
     ended = ended + 1

@@ -14,7 +14,7 @@
 --   idem:<name>        string  expires with the result
 --   ring:<lane>, vt:<lane>     the tenant pays for what it used, not for what PULL charged
 --   b:<batch>, bj:<batch>, hooks, channel chb:<batch>: where the job is one of a batch
---   st, ev, deadlines, channel ch:<id>
+--   st, ev, deadlines, channel ch:<id>; st keeps how fast each lane drains too
 -- ARGV
 --   1 worker id; then eight a job: id, stream, entry, status, result, prompt tokens, completion tokens,
 --   GPU ms
@@ -24,15 +24,33 @@
 local worker = ARGV[1]
 local now = now_ms()
 local fenced, ran, totals = 0, 0, { 0, 0, 0 }
-local debts = {}
+local debts, drained = {}, {}
 
-local function account(lane, tenant, charged, prompt, completion, gpu)
+local function account(lane, tenant, estimated, charged, prompt, completion, gpu)
   ran = ran + 1
   totals[1], totals[2], totals[3] = totals[1] + prompt, totals[2] + completion, totals[3] + gpu
   local name = lane .. ' ' .. tenant
   local debt = debts[name] or { lane, tenant, 0, 0, 0 }
   debt[3], debt[4], debt[5] = debt[3] + prompt + completion, debt[4] + charged, debt[5] + gpu
   debts[name] = debt
+  drained[lane] = (drained[lane] or 0) + estimated
+end
+
+-- In estimated tokens, as those that wait are counted in. Rates over `drain:from` to `drain:at`, what
+-- is older fades: admission.lua reads them.
+local function note_drain()
+  local st = key('st')
+  local v = redis.call('HMGET', st, 'drain:at', 'drain:from', 'drain:interactive', 'drain:standard', 'drain:bulk')
+  local past = now - (v[1] or now)
+  local fade = math.exp(-past / FADE_MS)
+  -- after a long silence it begins anew
+  local from = past < 5 * FADE_MS and v[2] or whole(now)
+  local fields = { 'drain:at', whole(now), 'drain:from', from }
+  for i, lane in ipairs(LANES) do
+    fields[#fields + 1] = 'drain:' .. lane
+    fields[#fields + 1] = whole((v[i + 2] or 0) * fade + (drained[lane] or 0))
+  end
+  redis.call('HSET', st, unpack(fields))
 end
 
 local function finish(id, stream, entry, status, result, prompt, completion, gpu)
@@ -48,7 +66,7 @@ local function finish(id, stream, entry, status, result, prompt, completion, gpu
   drop_entry(stream, entry)
   settle(id, status, result, now, { ttl = v[4], dl = v[5], stream = v[6], idem = v[7], batch = v[12],
     usage = { prompt, completion, gpu } })
-  account(v[8], v[9], v[11] or v[10], prompt, completion, gpu)
+  account(v[8], v[9], v[10], v[11] or v[10], prompt, completion, gpu)
   return 'done'
 end
 
@@ -65,15 +83,15 @@ if ran > 0 then
   count('prompt_tokens', whole(totals[1]))
   count('completion_tokens', whole(totals[2]))
   count('gpu_ms', whole(totals[3]))
+  note_drain()
 end
 for _, debt in pairs(debts) do
   local lane, tenant, used, charged, gpu = unpack(debt)
   count('tenant_tokens:' .. tenant, whole(used))
   count('tenant_gpu_ms:' .. tenant, whole(gpu))
-  local weight = tonumber(redis.call('HGET', key('tenants'), tenant .. ':weight') or 1)
-  local owed = whole((used - charged) / weight)
+  local owed = vtime((used - charged) / weight_of(tenant))
   if not redis.call('ZADD', key('ring', lane), 'XX', 'INCR', owed, tenant) then
-    redis.call('HINCRBY', key('vt', lane), tenant, owed)
+    redis.call('HINCRBYFLOAT', key('vt', lane), tenant, owed)
   end
 end
 return outcomes

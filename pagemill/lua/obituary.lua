@@ -15,7 +15,7 @@
 --   g:<group>, sus      list    the suspects
 --   dead                stream  with the end of the job: r:<id>, d:<id>, ck:<id>, ev, deadlines
 --   s:<lane>:!returned  stream
---   st, bell
+--   st, qt:<lane>, bell:<lane>
 -- ARGV
 --   1 worker id   2 "lapse" or "crash"   3 how it died   4 most entries
 -- Returns

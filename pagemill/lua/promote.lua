@@ -6,7 +6,7 @@
 --   delayed             zset    due ms -> id
 --   j:<id>              hash    state queued, its new entry
 --   s:<lane>:!returned  stream
---   st, bell
+--   st, qt:<lane>, bell:<lane>
 -- ARGV
 --   1 most jobs
 -- Returns

@@ -1,45 +1,58 @@
 -- with: ending, claim
 -- PULL: claim the jobs that fit, and nothing else.
 --
+-- Each lane has a room of its own, and what a lane takes is taken from the rooms of the lanes behind
+-- it too: urgent work may have what preemption would free, the others only what is free.
+--
 -- KEYS[1]  base
 -- Reads and writes
 --   s:<lane>:!returned  stream  what came back; first within its lane
 --   s:<lane>:<tenant>   stream  what never ran
 --   ring:<lane>, vt:<lane>      virtual time of the tenants
 --   tenants             hash    <tenant>:weight, set by the operator; 1 where it is not
---   hold:<worker>       string  a job that this worker saves its budget for, and since when
+--   hold:<worker>       string  a job that this worker saves its room for, since when, its lane's rank
 --   turn:<worker>       string  read: a call of an earlier turn was given up, and claims nothing
 --   j:<id>, d:<id>      hash, string  the job: state, owner, attempt; its payload
 --   b:<batch>           hash    read: is the job's batch cancelled
 --   r:<id> and more             where a claimed entry turns out to be cancelled or expired
 --   pending             set     streams with entries in workers' hands
+--   st, qt:<lane>       hash    what waits
+--   bell:<lane>         list    rung where something stays behind
 -- ARGV
---   1 worker id   2 most jobs   3 most tokens   4 tokens that one job counts at most, 0 for no limit
---   5 lease ms    6 most entries to look at   7 turn
+--   1 worker id   2 tokens that one job counts at most, 0 for no limit   3 lease ms
+--   4 most entries to look at   5 turn   then two a lane, the most urgent first: most jobs, most tokens
 -- Returns
---   {again 0/1, job, job, ...}: again where another call may claim more at once; a job is
+--   {again 0/1, behind, job, job, ...}: again where another call may claim more at once; behind has a
+--   bit a lane, the most urgent first, set where jobs wait that this call left; a job is
 --   {id, lane, tenant, stream, entry, attempt, payload, ref, tokens, seed, accepted ms, started ms,
 --   deadline ms, ttl s, stream 0/1, checkpoint, checkpoint meta, lapses, faults}
 
 local worker = ARGV[1]
-local seats, budget = tonumber(ARGV[2]), tonumber(ARGV[3])
-local cap, lease, looks = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
+local cap, lease, looks = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local MAX_TENANTS = 8
 
-if tonumber(redis.call('GET', key('turn', worker)) or 0) > tonumber(ARGV[7]) then
-  return { 0 }
+if tonumber(redis.call('GET', key('turn', worker)) or 0) > tonumber(ARGV[5]) then
+  return { 0, 0 }
+end
+
+local rooms = {}
+for rank = 1, #LANES do
+  rooms[rank] = { jobs = tonumber(ARGV[4 + 2 * rank]), tokens = tonumber(ARGV[5 + 2 * rank]) }
 end
 -- without pulls a full server would stay full
 write_although_full()
 
 local now = now_ms()
--- again: there is more to look at; behind: something that another worker could take stays here
-local jobs, again, behind, stopped = {}, 0, false, false
-local left = {}
+-- again: there is more to look at; stopped: nothing more is taken in this call
+local jobs, again, stopped = {}, 0, false
+-- left the queue: sums by lane and tenant; cleared: lanes in which nothing is left, by rank
+local gone, cleared = {}, {}
 
-local function forget_queued(lane, tokens)
-  local sum = left[lane] or { 0, 0 }
-  left[lane] = { sum[1] + 1, sum[2] + tokens }
+local function forget_queued(lane, tenant, tokens)
+  local name = lane .. ' ' .. tenant
+  local sum = gone[name] or { lane, tenant, 0, 0 }
+  sum[3], sum[4] = sum[3] - 1, sum[4] - tokens
+  gone[name] = sum
 end
 
 -- undelivered entries from the head of a stream: claimed in the same script, so it stays true
@@ -68,9 +81,14 @@ local function peek(stream, most)
   return redis.call('XRANGE', stream, '(' .. last, '+', 'COUNT', most)
 end
 
-local function source(stream, lane, tenant, most)
+local function source(rank, tenant, most)
+  local lane = LANES[rank]
+  local stream = key('s', lane, tenant)
   local entries = peek(stream, most)
-  return { stream = stream, lane = lane, tenant = tenant, entries = entries, taken = 0, drained = #entries < most }
+  return {
+    stream = stream, lane = lane, rank = rank, tenant = tenant, entries = entries, taken = 0,
+    drained = #entries < most,
+  }
 end
 
 local function cost_of(fields)
@@ -78,15 +96,17 @@ local function cost_of(fields)
   return cap > 0 and math.min(tokens, cap) or tokens
 end
 
-local held_for, held_since = string.match(redis.call('GET', key('hold', worker)) or '', '^(%S+) (%d+)$')
+local held_for, held_since, held_rank =
+  string.match(redis.call('GET', key('hold', worker)) or '', '^(%S+) (%d+) (%d)$')
 
 -- Does a head that does not fit keep the rest waiting? For one lease it does, so that freed
--- budget adds up for it; for the next it does not, so that others are not held up by it. One
--- clock for all heads: with one each, several would hold up the others by turns for ever.
-local function reserves(id)
-  if not held_for then
-    held_for, held_since = id, now
-    redis.call('SET', key('hold', worker), id .. ' ' .. whole(now), 'PX', whole(2 * lease))
+-- room adds up for it; for the next it does not, so that others are not held up by it. One
+-- clock for all heads: with one each, several would hold up the others by turns for ever. But
+-- the clock of a less urgent lane is none for a more urgent one.
+local function reserves(id, rank)
+  if not held_for or rank < tonumber(held_rank) then
+    held_for, held_since, held_rank = id, now, rank
+    redis.call('SET', key('hold', worker), id .. ' ' .. whole(now) .. ' ' .. rank, 'PX', whole(2 * lease))
   end
   return now - held_since < lease
 end
@@ -103,16 +123,17 @@ end
 local function try_take(from)
   local entry = from.entries[from.taken + 1]
   local cost = cost_of(entry[2])
-  if cost > budget then
-    behind = true
-    if reserves(entry[2][2]) then
-      stopped = true
-    end
+  if cost > rooms[from.rank].tokens then
+    cleared[from.rank] = false
+    stopped = reserves(entry[2][2], from.rank)
     return nil
   end
   release_hold(entry[2][2])
-  from.taken = from.taken + 1
-  seats, budget, looks = seats - 1, budget - cost, looks - 1
+  from.taken, looks = from.taken + 1, looks - 1
+  for rank = from.rank, #LANES do
+    local room = rooms[rank]
+    room.jobs, room.tokens = room.jobs - 1, room.tokens - cost
+  end
   return cost
 end
 
@@ -129,7 +150,7 @@ local function admit(from, entry, fields)
     again = 1
     return drop_entry(from.stream, entry)
   end
-  forget_queued(from.lane, fields[4])
+  forget_queued(from.lane, v[3], fields[4])
   local cancelled = v[11] or (v[18] and batch_cancelled(v[18]))
   if cancelled or (v[7] and tonumber(v[7]) <= now) then
     again = 1
@@ -154,36 +175,48 @@ local function claim(from)
   end
 end
 
-local function serve_returned(lane)
-  local most = math.min(seats, looks)
-  local from = source(key('s', lane, '!returned'), lane, '', most)
-  while not stopped and seats > 0 and from.taken < #from.entries do
+local function has_room(rank)
+  return rooms[rank].jobs > 0 and rooms[rank].tokens > 0
+end
+
+-- more of it comes before all others: they wait for the next call
+local function stop_here(rank)
+  cleared[rank], stopped = false, true
+  if has_room(rank) then
+    again = 1
+  end
+end
+
+local function serve_returned(rank)
+  local room = rooms[rank]
+  local from = source(rank, '!returned', math.min(room.jobs, looks))
+  while not stopped and room.jobs > 0 and from.taken < #from.entries do
     if not try_take(from) then
       break
     end
   end
   if from.taken == #from.entries and not from.drained then
-    again, stopped = 1, true
+    stop_here(rank)
   end
   claim(from)
 end
 
-local function tenants_of(lane)
-  local flat = redis.call('ZRANGE', key('ring', lane), 0, MAX_TENANTS - 1, 'WITHSCORES')
+local function tenants_of(rank)
+  local flat = redis.call('ZRANGE', key('ring', LANES[rank]), 0, MAX_TENANTS - 1, 'WITHSCORES')
   local found = {}
-  local share = math.max(1, math.min(seats, math.floor(2 * looks / #flat)))
+  local share = math.max(1, math.min(rooms[rank].jobs, math.floor(2 * looks / #flat)))
   for i = 1, #flat, 2 do
-    local from = source(key('s', lane, flat[i]), lane, flat[i], share)
+    local from = source(rank, flat[i], share)
     from.vtime = tonumber(flat[i + 1])
-    from.weight = tonumber(redis.call('HGET', key('tenants'), flat[i] .. ':weight') or 1)
+    from.weight = weight_of(flat[i])
     found[#found + 1] = from
   end
   return found
 end
 
-local function serve_tenants(lane)
-  local all = tenants_of(lane)
-  local open, served_at = { unpack(all) }, nil
+-- the smallest virtual time is served next
+local function serve_by_turns(rank, open)
+  local served_at = nil
   while not stopped and #open > 0 do
     local best = 1
     for i = 2, #open do
@@ -194,12 +227,11 @@ local function serve_tenants(lane)
     local from = open[best]
     if from.taken == #from.entries then
       if not from.drained then
-        -- what it has beyond comes before all others: they wait for the next call
-        again, stopped = 1, true
+        stop_here(rank)
       end
       table.remove(open, best)
-    elseif seats == 0 or looks == 0 then
-      again, stopped = 1, true
+    elseif rooms[rank].jobs <= 0 or looks == 0 then
+      stop_here(rank)
     else
       local start, cost = from.vtime, try_take(from)
       if cost then
@@ -210,37 +242,65 @@ local function serve_tenants(lane)
       end
     end
   end
+  return served_at
+end
+
+local function serve_tenants(rank)
+  local lane, all = LANES[rank], tenants_of(rank)
+  local served_at = serve_by_turns(rank, { unpack(all) })
+  local num_left = 0
   for _, from in ipairs(all) do
     claim(from)
     if from.drained and from.taken == #from.entries then
       redis.call('ZREM', key('ring', lane), from.tenant)
-      redis.call('HSET', key('vt', lane), from.tenant, whole(from.vtime))
+      redis.call('HSET', key('vt', lane), from.tenant, vtime(from.vtime))
+      num_left = num_left + 1
     elseif from.taken > 0 then
-      redis.call('ZADD', key('ring', lane), whole(from.vtime), from.tenant)
+      redis.call('ZADD', key('ring', lane), vtime(from.vtime), from.tenant)
     end
   end
   if served_at then
-    redis.call('HSET', key('vt', lane), '!now', whole(served_at))
+    redis.call('HSET', key('vt', lane), '!now', vtime(served_at))
+  end
+  if #all == MAX_TENANTS then
+    -- there may be more of them; they are looked at when one of these has made place
+    cleared[rank] = false
+    if num_left > 0 and not stopped then
+      again = 1
+    end
   end
 end
 
-for _, lane in ipairs({ 'interactive', 'standard', 'bulk' }) do
-  if not stopped and seats > 0 and looks > 0 then
-    serve_returned(lane)
-  end
-  if not stopped and seats > 0 and looks > 0 then
-    serve_tenants(lane)
+local function serve(rank)
+  cleared[rank] = true
+  for _, part in ipairs({ serve_returned, serve_tenants }) do
+    if stopped or looks == 0 or not has_room(rank) then
+      cleared[rank] = false
+      if looks == 0 and has_room(rank) then
+        again = 1
+      end
+      return
+    end
+    part(rank)
   end
 end
 
-for lane, sum in pairs(left) do
-  count('queued:' .. lane, -sum[1])
-  count('queued_tokens:' .. lane, whole(-sum[2]))
+for rank = 1, #LANES do
+  serve(rank)
+end
+for _, sum in pairs(gone) do
+  count_waiting(unpack(sum))
 end
 if #jobs > 0 then
   count('running', #jobs)
-  if behind or again == 1 or seats == 0 then
-    ring_bell()
+end
+
+-- a ring wakes one worker, and was perhaps meant for what we leave: another one may have room
+local behind = 0
+for rank, lane in ipairs(LANES) do
+  if not cleared[rank] and tonumber(redis.call('HGET', key('st'), 'queued:' .. lane) or 0) > 0 then
+    behind = behind + 2 ^ (rank - 1)
+    ring_bell(lane)
   end
 end
-return { again, unpack(jobs) }
+return { again, behind, unpack(jobs) }

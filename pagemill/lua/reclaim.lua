@@ -13,7 +13,7 @@
 --   the entries         acked and deleted
 --   j:<id>              hash    state queued, attempt taken back, one lapse more, its new entry
 --   s:<lane>:!returned  stream
---   st, bell
+--   st, qt:<lane>, bell:<lane>
 -- ARGV
 --   1 lease ms   2 most entries
 -- Returns

@@ -6,7 +6,7 @@
 --   the entries         acked and deleted
 --   j:<id>              hash    state queued, attempt taken back, its new entry
 --   s:<lane>:!returned  stream
---   st, bell
+--   st, qt:<lane>, bell:<lane>
 -- ARGV
 --   1 worker id, then three a job: id, stream, entry
 -- Returns

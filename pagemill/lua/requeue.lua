@@ -13,7 +13,7 @@
 --   idem:<name>         string  stands for the job again, where no other took the name
 --   deadlines           zset    where a job has one
 --   s:<lane>:!returned  stream
---   st, bell
+--   st, qt:<lane>, bell:<lane>
 -- ARGV
 --   1 entry id
 -- Returns

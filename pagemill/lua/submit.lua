@@ -13,7 +13,9 @@
 --   b:<batch>         hash    where a job is one of a batch: does it take jobs; how many it has
 --   bj:<batch>        set     its open jobs
 --   batches           zset    lives as long as the batches that it names
---   st, guard, streams, bell
+--   limits            hash    read: tenant:<tenant>, tenant:*, lane:<lane> -> most tokens that may wait
+--   qt:<lane>         hash    tokens that wait, by tenant
+--   st, guard, streams, bell:<lane>
 -- ARGV
 --   1 most tokens that may wait, 0 for no limit; then 14 a job:
 --   1 id   2 fingerprint   3 idempotency name or ""   4 payload   5 payload ref (one of the two is "")
@@ -21,7 +23,8 @@
 --   12 seed   13 metadata JSON or ""   14 batch or ""
 -- Returns
 --   one a job: 1 for taken in | {"DUP", first id, its state, its payload ref} | {"CONFLICT", first id}
---   | {"BUSY", why, retry ms} | {"NOBATCH", batch} | {"CLOSED", batch}
+--   | {"BUSY", "memory" | "tokens" | "tenant" | "lane", retry ms}
+--   | {"NOBATCH", batch} | {"CLOSED", batch}
 
 local replies = {}
 for i = 2, #ARGV, FIELDS do

@@ -8,7 +8,7 @@ from pagemill.async_client import AsyncClient
 from pagemill.connection import connect_async
 from pagemill.consumer import Consumer
 from pagemill.errors import BatchClosed, BatchNotFound, WaitTimeout
-from pagemill.messages import BatchStatus, Finished
+from pagemill.messages import BatchStatus, Finished, Room
 from tests.support.servers import a_job, result_of
 
 
@@ -21,7 +21,7 @@ def test_a_batch_from_its_opening_to_its_end(server_url: str, queue: str) -> Non
         redis = connect_async(server_url)
         async with Consumer(redis, queue, worker_id="answerer", lease_ms=30_000) as worker:
             while num_jobs:
-                held = await worker.pull(max_jobs=2, max_tokens=1_000_000)
+                held = await worker.pull(rooms=[Room(2, 1_000_000)] * 3)
                 await worker.finish([Finished(job, result_of(job)) for job in held])
                 num_jobs -= len(held)
         await redis.aclose()

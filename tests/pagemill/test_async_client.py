@@ -13,7 +13,7 @@ from pagemill.client_core import CHUNK
 from pagemill.connection import connect_async
 from pagemill.consumer import Consumer
 from pagemill.errors import Busy, Conflict, JobNotFound, QueueUnavailable, WaitTimeout
-from pagemill.messages import Finished, TokenDelta
+from pagemill.messages import Finished, Room, TokenDelta
 from pagemill.object_store import FileStore
 from producers.local_redis import local_redis
 from tests.support.servers import BlockingConsumer, a_job, result_of, wait_for
@@ -26,7 +26,7 @@ async def answer_all(url: str, queue: str, num_jobs: int) -> None:
     redis = connect_async(url)
     async with Consumer(redis, queue, worker_id="answerer", lease_ms=30_000) as worker:
         while num_jobs:
-            held = await worker.pull(max_jobs=16, max_tokens=1_000_000)
+            held = await worker.pull(rooms=[Room(16, 1_000_000)] * 3)
             await worker.finish([Finished(job, result_of(job)) for job in held])
             num_jobs -= len(held)
             if not held:
@@ -111,7 +111,7 @@ def test_a_stream_is_followed(server_url: str, queue: str) -> None:
             Consumer(redis, queue, worker_id="streamer", lease_ms=30_000) as worker,
         ):
             job_id = (await client.submit(a_job(stream=True))).job_id
-            [job] = await worker.pull(max_jobs=1, max_tokens=1000)
+            [job] = await worker.pull(rooms=[Room(1, 1000)] * 3)
             await worker.publish_tokens(job, [TokenDelta(0, 0, "ans", 1)])
             deltas = client.stream(job_id, wait_s=30)
             found = [await anext(deltas)]

@@ -13,7 +13,7 @@ import pytest
 from pagemill.connection import connect_async
 from pagemill.consumer import Consumer
 from pagemill.ids import uuid7
-from pagemill.messages import Finished
+from pagemill.messages import Finished, Room
 from pagemill.schema import Completion, Failure, Job, Result, Usage
 from tests.support.servers import wait_for
 
@@ -41,7 +41,7 @@ def answer(queue: SimpleNamespace, reply: Callable[[Job], Result]) -> list[Job]:
         redis = connect_async(queue.url)
         try:
             async with Consumer(redis, queue.name, worker_id=uuid7(), lease_ms=30_000) as consumer:
-                held = await consumer.pull(max_jobs=100, max_tokens=1_000_000)
+                held = await consumer.pull(rooms=[Room(100, 1_000_000)] * 3)
                 jobs = [Job.parse(one.payload or b"") for one in held]
                 await consumer.finish([Finished(one, reply(job)) for one, job in zip(held, jobs, strict=True)])
                 return jobs

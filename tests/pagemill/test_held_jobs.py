@@ -12,7 +12,7 @@ from pagemill.calls import PULL_LOOKS
 from pagemill.client import Client
 from pagemill.errors import QueueUnavailable
 from pagemill.keys import MODELS, QueueKeys
-from pagemill.messages import Checkpoint, Renewal
+from pagemill.messages import Checkpoint, Renewal, Room
 from tests.support.servers import BlockingConsumer, a_job, wait_for
 
 MakeConsumer = Callable[..., BlockingConsumer]
@@ -331,7 +331,7 @@ def test_a_cancelled_pull_gives_the_jobs_back(client: Client, consumer: MakeCons
     worker = consumer()
 
     async def give_up(after_turns: int) -> None:
-        pulling = asyncio.ensure_future(worker.consumer.pull(max_jobs=1, max_tokens=1000))
+        pulling = asyncio.ensure_future(worker.consumer.pull(rooms=[Room(1, 1000)] * 3))
         for _ in range(after_turns):
             await asyncio.sleep(0)
         pulling.cancel()

@@ -19,7 +19,7 @@ def test_all_names_carry_the_queues_tag() -> None:
 
     assert {"{pagemill:night}"} == {
         name.partition("}")[0] + "}"
-        for name in (names.base, names.bell, names.events, names.job("1"), names.result("1"), names.worker("w"))
+        for name in (names.base, names.bell("bulk"), names.events, names.job("1"), names.result("1"), names.worker("w"))
     }
 
 
@@ -64,8 +64,11 @@ def test_permanent_names() -> None:
     """
     base = QueueKeys("q").base
 
-    stays = [f"{base}:{name}" for name in ("s:bulk:t", "streams", "st", "ev", "tenants", "vt:bulk")]
-    goes = [f"{base}:{name}" for name in ("j:1", "d:1", "r:1", "t:1", "ck:1", "idem:x", "w:1", "bell", "delayed")]
+    stays = [f"{base}:{name}" for name in ("s:bulk:t", "streams", "st", "ev", "tenants", "limits", "vt:bulk")]
+    goes = [
+        f"{base}:{name}"
+        for name in ("j:1", "d:1", "r:1", "t:1", "ck:1", "idem:x", "w:1", "bell:bulk", "qt:bulk", "delayed")
+    ]
     assert ([True] * len(stays), [False] * len(goes)) == ([*map(is_permanent, stays)], [*map(is_permanent, goes)])
     assert is_permanent(keys.MODELS)
 

@@ -13,11 +13,11 @@ from pagemill.connection import connect_async
 from pagemill.consumer import Consumer
 from pagemill.ids import uuid7
 from pagemill.keys import QueueKeys, is_permanent
-from pagemill.messages import TERMINAL_STATES, Delivery, Finished, Outcome
-from pagemill.schema import Completion, Job, Result, ResultStatus, Usage
+from pagemill.messages import TERMINAL_STATES, Delivery, Finished, Outcome, Room
+from pagemill.schema import LANES, Completion, Job, Result, ResultStatus, Usage
 
 # stays while a job lives
-WHILE_JOBS_LIVE = ("delayed", "deadlines", "g:")
+WHILE_JOBS_LIVE = ("delayed", "deadlines", "qt:", "g:")
 
 # emptied by the next sweep or pull
 SWEPT = ("pending", "workers", "ring:", "sus")
@@ -84,7 +84,8 @@ class BlockingConsumer:
         return self._runner.run(coroutine)
 
     def pull(self, max_jobs: int = 64, max_tokens: int = 1_000_000, **options: int) -> list[Delivery]:
-        jobs: list[Delivery] = self.run(self.consumer.pull(max_jobs=max_jobs, max_tokens=max_tokens, **options))
+        rooms = [Room(max_jobs, max_tokens)] * len(LANES)
+        jobs: list[Delivery] = self.run(self.consumer.pull(rooms=rooms, **options))
         return jobs
 
     def finish(self, *deliveries: Delivery, status: ResultStatus = "done", text: str = "answer") -> list[Outcome]:
