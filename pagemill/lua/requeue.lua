@@ -2,8 +2,8 @@
 -- REQUEUE: run a dead letter's job anew, by its own id.
 --
 -- It begins as if it had just been accepted, with its attempts at none and its deadline as far off
--- as it was then, and comes before what waits in its lane. The batch that it was part of has counted
--- its end already, and does not get it back.
+-- as it was then, and comes before what waits in its lane. Its batch, which has counted its end,
+-- takes that back and waits for it again, unless the batch itself has ended or was cancelled.
 --
 -- KEYS[1]  base
 -- Reads and writes
@@ -12,6 +12,7 @@
 --   r:<id>, t:<id>      deleted
 --   idem:<name>         string  stands for the job again, where no other took the name
 --   deadlines           zset    where a job has one
+--   b:<batch>, bj:<batch>  hash, set  where a job was one of a batch
 --   s:<lane>:!returned  stream
 --   st, qt:<lane>, bell:<lane>
 -- ARGV
@@ -38,6 +39,18 @@ if there[1] and there[1] ~= 'failed' then
   return { 'DUP', id, there[1], there[2] or '' }
 end
 
+local function rejoin(batch)
+  local v = redis.call('HMGET', key('b', batch), 'created', 'ended', 'cancel')
+  if not v[1] or v[2] or v[3] then
+    return
+  end
+  redis.call('HSET', job, 'b', batch)
+  redis.call('HINCRBY', key('b', batch), 'failed', -1)
+  redis.call('SADD', key('bj', batch), id)
+  redis.call('PEXPIRE', key('b', batch), whole(BATCH_LIFE))
+  redis.call('PEXPIRE', key('bj', batch), whole(BATCH_LIFE))
+end
+
 local now = now_ms()
 redis.call('XDEL', key('dead'), letter[1])
 redis.call('DEL', job, key('r', id), key('t', id))
@@ -48,6 +61,9 @@ for _, name in ipairs({ 'ref', 'md', 'stream', 'idem' }) do
   if f[name] then
     redis.call('HSET', job, name, f[name])
   end
+end
+if f.b then
+  rejoin(f.b)
 end
 if f.d then
   redis.call('SET', key('d', id), f.d)

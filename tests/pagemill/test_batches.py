@@ -1,42 +1,21 @@
 """Batches: jobs that are counted, sealed, cancelled and waited for together."""
 
-import random
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from redis import Redis
 
-from pagemill.batches import CANCEL_LOOKS
 from pagemill.client import Client
 from pagemill.errors import BatchClosed, BatchNotFound, Conflict, InvalidJob, WaitTimeout
 from pagemill.keys import MODELS, QueueKeys
-from pagemill.messages import BatchStatus, Delivery, Finished
-from pagemill.schema import Job, Usage
+from pagemill.messages import BatchStatus, Finished
+from pagemill.schema import Usage
+from tests.support.batches import batch_events, batch_of, counts
 from tests.support.servers import BlockingConsumer, a_job, result_of, wait_for
 
 MakeConsumer = Callable[..., BlockingConsumer]
-
-
-def batch_of(client: Client, num_jobs: int, *, sealed: bool = True, **fields: Any) -> tuple[str, list[Job]]:
-    """A batch and the jobs that have joined it."""
-    batch_id = client.create_batch(**fields).batch_id
-    jobs = [a_job(f"{number}", batch=batch_id) for number in range(num_jobs)]
-    client.submit_many(jobs)
-    if sealed:
-        client.seal_batch(batch_id)
-    return batch_id, jobs
-
-
-def counts(status: BatchStatus) -> tuple[int, int, int, int, int]:
-    return status.total, status.done, status.failed, status.cancelled, status.expired
-
-
-def batch_events(redis: Redis, queue: str, word: str) -> list[tuple[int, int]]:
-    """Total and ended of the events of batches with this word, in order."""
-    entries: Any = redis.xrange(QueueKeys(queue).events)
-    return [(int(f[b"total"]), int(f[b"ended"])) for _, f in entries if f.get(b"b") and f[b"st"] == word.encode()]
 
 
 def test_a_batch_counts_how_its_jobs_end(client: Client, consumer: MakeConsumer) -> None:
@@ -323,193 +302,3 @@ def test_a_batch_lives_where_its_model_is_served(client: Client, redis: Redis, q
 
         assert (queue, 1) == ((found := third.batch_status(batch_id)).queue, found.total)
     client.cancel_batch(batch_id)
-
-
-def test_cancelling_a_batch_ends_it(client: Client, consumer: MakeConsumer, redis: Redis) -> None:
-    """
-    What waits ends at once, what runs is told with the next renewal and keeps its text; nothing joins.
-    """
-    batch_id, _ = batch_of(client, 6, sealed=False)
-    worker = consumer()
-    running = worker.pull(max_jobs=2)
-    worker.run(worker.consumer.retry(running[1], delay_ms=60_000, why="test"))
-
-    status = client.cancel_batch(batch_id)
-
-    assert ("cancelling", (6, 0, 0, 5, 0)) == (status.state, counts(status))
-    with pytest.raises(BatchClosed):
-        client.submit(a_job(batch=batch_id))
-    assert {running[0].job_id} == worker.run(worker.consumer.renew([running[0]])).cancelled
-    worker.finish(running[0], status="cancelled", text="so f")
-    ended = client.cancel_batch(batch_id)
-    assert ("ended", (6, 0, 0, 6, 0), True) == (ended.state, counts(ended), ended.cancel_requested)
-    assert "so f" == client.result(running[0].job_id, wait_s=0).text
-    assert [] == worker.pull()
-    assert 0 == redis.xlen(running[0].stream)
-    assert (0, 0) == (client.stats().queued["standard"], client.stats().running)
-
-
-def test_cancelling_an_ended_batch_changes_nothing(client: Client, consumer: MakeConsumer) -> None:
-    """
-    An end is sticky.
-    """
-    batch_id, _ = batch_of(client, 1)
-    worker = consumer()
-    worker.finish(*worker.pull())
-    ended = client.batch_status(batch_id)
-
-    assert ended == client.cancel_batch(batch_id)
-
-
-def test_a_large_batch_is_cancelled_in_steps(client: Client, consumer: MakeConsumer, redis: Redis, queue: str) -> None:
-    """
-    5,000 jobs that wait and 50 that run: no call looks at more than a page, and all of them end.
-    """
-    batch_id, _ = batch_of(client, 5050)
-    worker, peer = consumer(), consumer()
-    running = worker.pull(max_jobs=50)
-
-    steps = [client.cancel_batch(batch_id).cancelled]
-    # meanwhile nothing of it starts any more, and who runs hears of it
-    assert [] == peer.pull(max_jobs=1)
-    renewal = worker.run(worker.consumer.renew(running))
-    while (report := worker.run(worker.consumer.sweep())).cancelling:
-        steps.append(report.cancelled)
-    worker.finish(*running, status="cancelled")
-
-    status = client.batch_status(batch_id)
-    assert {job.job_id for job in running} == renewal.cancelled
-    # a page of a hash table is about as long as asked for
-    assert max(steps) <= CANCEL_LOOKS + 64
-    assert ("ended", (5050, 0, 0, 5050, 0)) == (status.state, counts(status))
-    assert not redis.exists(f"{QueueKeys(queue).base}:cancelling")
-
-
-def test_a_handed_back_job_of_a_cancelled_batch_ends(client: Client, consumer: MakeConsumer) -> None:
-    """
-    It does not wait for the next pull.
-    """
-    batch_id, _ = batch_of(client, 1)
-    worker = consumer()
-    jobs = worker.pull()
-    client.cancel_batch(batch_id)
-
-    worker.run(worker.consumer.release(jobs))
-
-    assert (1, 0, 0, 1, 0) == counts(client.batch_status(batch_id))
-
-
-def test_cancel_and_finish_race(client: Client, consumer: MakeConsumer, server_url: str, queue: str) -> None:
-    """
-    In 1,000 races of a cancel with a finish each job ends once, as one of the two, and is counted as that.
-    """
-    batch_id, jobs = batch_of(client, 1000)
-    worker = consumer()
-    rng = random.Random(5)
-
-    def cancel_all(ids: Sequence[str]) -> None:
-        with Client(server_url, queue=queue) as other:
-            for job_id in ids:
-                other.cancel(job_id)
-
-    pulled: list[Delivery] = []
-    while more := worker.pull(max_jobs=64, max_tokens=10_000_000):
-        pulled += more
-    order = [job.id for job in jobs]
-    rng.shuffle(order)
-    racer = threading.Thread(target=cancel_all, args=(order,))
-    racer.start()
-    rng.shuffle(pulled)
-    for start in range(0, 1000, 8):
-        some = pulled[start : start + 8]
-        told = worker.run(worker.consumer.renew(some)).cancelled
-        worker.finish(*(job for job in some if job.job_id not in told))
-        worker.finish(*(job for job in some if job.job_id in told), status="cancelled")
-    racer.join(60)
-
-    status = client.batch_status(batch_id)
-    results = [client.result(job.id, wait_s=0).status for job in jobs]
-    assert ("ended", 1000) == (status.state, status.done + status.cancelled)
-    assert (status.done, status.cancelled) == (results.count("done"), results.count("cancelled"))
-
-
-class Races:
-    """Everything that can happen to the jobs of a batch, in an order drawn from a seed."""
-
-    def __init__(self, seed: int, client: Client, make: MakeConsumer) -> None:
-        self.rng = random.Random(seed)
-        self.client = client
-        self.make = make
-        self.batch_id = client.create_batch().batch_id
-        self.num_jobs = 0
-        self.ids: list[str] = []
-        self.workers = [(make(lease_ms=20), list[Delivery]()) for _ in range(3)]
-
-    def submit(self) -> None:
-        jobs = [
-            a_job(f"{len(self.ids)}-{n}", batch=self.batch_id, timeout_s=self.rng.choice([None, None, 0.02]))
-            for n in range(self.rng.randint(1, 8))
-        ]
-        try:
-            self.client.submit_many(jobs + self.rng.sample(jobs, 1))
-        except BatchClosed:
-            return
-        self.ids += [job.id for job in jobs]
-
-    def act(self) -> None:
-        worker, held = self.rng.choice(self.workers)
-        some = self.rng.sample(held, min(4, len(held)))
-        action = self.rng.choice(["pull", "finish", "finish", "release", "retry", "renew", "sweep", "die"])
-        if action == "pull":
-            held += worker.pull(max_jobs=self.rng.randint(1, 8))
-            return
-        if action == "finish" and some:
-            worker.finish(*some, status=self.rng.choice(["done", "done", "failed", "cancelled"]))
-        elif action == "release":
-            worker.run(worker.consumer.release(some))
-        elif action == "retry" and some:
-            worker.run(worker.consumer.retry(some[0], delay_ms=5, why="race"))
-        elif action == "renew":
-            worker.run(worker.consumer.renew(held))
-        elif action == "sweep":
-            worker.run(worker.consumer.sweep())
-        elif action == "die" and self.rng.random() < 0.2:
-            self.workers[self.rng.randrange(3)] = (self.make(lease_ms=20), [])
-        if self.rng.random() < 0.7:
-            held[:] = [job for job in held if job not in some]
-
-    def cancel_one(self) -> None:
-        if self.ids:
-            self.client.cancel(self.rng.choice(self.ids))
-
-    def drain(self) -> None:
-        last = self.make(lease_ms=20)
-
-        def turn() -> bool:
-            last.run(last.consumer.sweep())
-            last.finish(*last.pull())
-            return self.client.batch_status(self.batch_id).ended
-
-        wait_for(turn, timeout_s=30)
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_counts_always_add_up(seed: int, client: Client, consumer: MakeConsumer, redis: Redis, queue: str) -> None:
-    """
-    After random races of finish, cancel, expiry, retry, hand-back and reclaim, of single jobs and of
-    the batch, each job is counted once, as what its result says, and the batch has ended once.
-    """
-    races = Races(seed, client, consumer)
-    for turn in range(150):
-        races.rng.choices([races.submit, races.act, races.cancel_one], weights=[3, 12, 1])[0]()
-        status = client.batch_status(races.batch_id)
-        assert 0 <= status.num_open <= status.total == len(races.ids)
-        if turn == 120:
-            (client.cancel_batch if seed % 2 else client.seal_batch)(races.batch_id)
-    races.drain()
-
-    status = client.batch_status(races.batch_id)
-    results = [client.result(job_id, wait_s=0).status for job_id in races.ids]
-    words = ("done", "failed", "cancelled", "expired")
-    assert [results.count(word) for word in words] == [getattr(status, word) for word in words]
-    assert [(len(races.ids), len(races.ids))] == batch_events(redis, queue, "ended")
