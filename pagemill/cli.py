@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, NoReturn
 
 import typer
 
+from pagemill.cli_batch import app as batch_app
 from pagemill.cli_common import AsJson, open_client, to_json
 from pagemill.cli_dead import app as dead_app
-from pagemill.errors import Conflict, InvalidJob, JobFailed, PagemillError, UnknownModel
+from pagemill.errors import BatchClosed, BatchNotFound, Conflict, InvalidJob, JobFailed, PagemillError, UnknownModel
 
 if TYPE_CHECKING:
     from pagemill.client import Client
@@ -29,6 +30,9 @@ BATCH_JOBS = 256
 # a full queue empties: a file of jobs waits that long for it before it gives up
 BUSY_WAIT_S = 600.0
 
+# of one job alone: the others of its file can be submitted
+REFUSALS = (BatchClosed, BatchNotFound, Conflict, UnknownModel)
+
 app = typer.Typer(
     name="pagemill",
     help="Batch inference through a Redis queue: submit prompts, fetch answers, run workers.",
@@ -38,6 +42,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+app.add_typer(batch_app)
 app.add_typer(dead_app)
 
 # what follows these commands is for the program that they start, --help too
@@ -86,6 +91,7 @@ def submit(
     lane: Annotated[str | None, typer.Option(help="interactive, standard or bulk.")] = None,
     tenant: Annotated[str | None, typer.Option(help="Who pays; a queue is fair between tenants.")] = None,
     timeout_s: Annotated[float | None, typer.Option(help="Seconds after which no answer is wanted.")] = None,
+    batch: Annotated[str | None, typer.Option(help="The batch to join, an id of `batch create`.")] = None,
     metadata: Annotated[list[str] | None, typer.Option(help="NAME=VALUE, returned with the result.")] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Print answers instead of ids.")] = False,
     stream: Annotated[bool, typer.Option("--stream", help="Print the answer while it is made.")] = False,
@@ -98,7 +104,7 @@ def submit(
     options = read_json_values(read_assignments(option or (), option="--option"))
     options |= _given(max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k)
     options |= _given(seed=seed, n=n, stop=stop or None)
-    common = _given(options=options or None, model=model, lane=lane, tenant=tenant, timeout_s=timeout_s)
+    common = _given(options=options or None, model=model, lane=lane, tenant=tenant, timeout_s=timeout_s, batch=batch)
     common |= _given(metadata=read_assignments(metadata or (), option="--metadata") or None, stream=stream or None)
     if jsonl is not None:
         if prompt is not None or file or stdin or system is not None or raw or stream:
@@ -260,7 +266,7 @@ def _submit_chunk(
     try:
         accepted = client.submit_many(jobs, wait_s=BUSY_WAIT_S)
         job_ids = {job.id: one.job_id for job, one in zip(jobs, accepted, strict=True)}
-    except (Conflict, UnknownModel):
+    except REFUSALS:
         # somebody's job was refused: one by one tells whose, and a repeated submit is no second job
         job_ids = {job.id: _submit_alone(client, job) for job in jobs}
     for number, job in chunk:
@@ -270,7 +276,7 @@ def _submit_chunk(
 def _submit_alone(client: "Client", job: "Job") -> str | PagemillError:
     try:
         return client.submit_many([job], wait_s=BUSY_WAIT_S)[0].job_id
-    except (Conflict, UnknownModel) as error:
+    except REFUSALS as error:
         return error
 
 

@@ -37,7 +37,12 @@ def job_lines(job: JobStatus) -> Iterator[str]:
     """One job, a field a line; what has not happened is left out."""
     yield f"state     {job.state}{', to be cancelled' if job.cancel_requested and not job.ended else ''}"
     yield f"queue     {job.queue}, lane {job.lane}, tenant {job.tenant}"
+    if job.batch:
+        yield f"batch     {job.batch}"
     yield f"tokens    {job.tokens:,} estimated"
+    if job.prompt_tokens:
+        used = f"{job.prompt_tokens:,} of the prompt, {job.completion_tokens:,} of the answer"
+        yield f"took      {used}, {job.gpu_ms / 1000:,.1f} s of the engine"
     for name, millis in (
         ("accepted", job.accepted_ms),
         ("started", job.started_ms),
@@ -78,4 +83,6 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]
         yield "  ".join(cells).rstrip()
 
 
-_NAMES = frozenset({"lane", "worker", "model", "state", "entry", "why", "job", "given up", "message"})
+_NAMES = frozenset(
+    {"lane", "worker", "model", "state", "entry", "why", "job", "given up", "message", "batch", "created"}
+)
