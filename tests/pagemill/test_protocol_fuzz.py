@@ -1,7 +1,9 @@
 """Whatever several workers do to a queue, every accepted job has exactly one result."""
 
 import random
+from collections import Counter
 from collections.abc import Callable
+from typing import Literal
 
 import pytest
 from redis import Redis
@@ -9,21 +11,26 @@ from redis import Redis
 from pagemill.client import Client
 from pagemill.keys import QueueKeys
 from pagemill.messages import Checkpoint, Delivery
+from pagemill.obituary import report_death
 from tests.support.servers import BlockingConsumer, a_job, wait_for
 
 MakeConsumer = Callable[..., BlockingConsumer]
 NUM_TURNS = 250
 LEASE_MS = 30
+ACTIONS = ("pull", "pull", "pull", "finish", "finish", "renew", "release", "retry", "bury", "beat", "sweep")
 
 
 class Fleet:
-    """Workers that pull, renew, finish, hand back, put off, fall silent and come back too late."""
+    """Workers that pull, renew, finish, hand back, put off, bury, crash, fall silent and come back too late."""
 
-    def __init__(self, rng: random.Random, client: Client, make: MakeConsumer) -> None:
+    def __init__(self, rng: random.Random, client: Client, make: MakeConsumer, redis: Redis, queue: str) -> None:
         self.rng = rng
         self.client = client
         self.make = make
+        self.redis = redis
+        self.queue = queue
         self.accepted: list[str] = []
+        self.requeued: list[str] = []
         self.published: list[str] = []
         self.workers = [(make(lease_ms=LEASE_MS), list[Delivery]()) for _ in range(3)]
 
@@ -50,8 +57,10 @@ class Fleet:
         """One worker does one thing with some of what it believes to hold."""
         worker, held = self.rng.choice(self.workers)
         some = self.rng.sample(held, self.rng.randint(0, min(4, len(held))))
-        action = self.rng.choice(["pull", "pull", "finish", "finish", "renew", "release", "retry", "beat", "sweep"])
-        if action == "pull":
+        action = self.rng.choice(ACTIONS)
+        if action == "pull" and not held and self.rng.random() < 0.5:
+            held += worker.run(worker.consumer.take_suspects())
+        elif action == "pull":
             held += worker.pull(max_jobs=self.rng.randint(1, 8), max_tokens=self.rng.choice([30, 200, 1000]))
         elif action == "finish":
             self.finish(worker, held, some)
@@ -62,6 +71,9 @@ class Fleet:
             self.drop(held, some)
         elif action == "retry" and some:
             worker.run(worker.consumer.retry(some[0], delay_ms=self.rng.choice([0, 20]), why="fuzz"))
+            self.drop(held, some[:1])
+        elif action == "bury" and some:
+            worker.run(worker.consumer.bury(some[0], why="retries", message="fuzz"))
             self.drop(held, some[:1])
         elif action == "beat":
             worker.run(worker.consumer.heartbeat({}))
@@ -91,9 +103,31 @@ class Fleet:
         held[:] = [job for job in held if job.entry_id not in gone]
 
     def die(self) -> None:
-        """A worker is killed with all that it holds; another starts."""
+        """A worker is killed with all that it holds, and somebody may know why; another starts."""
         place = self.rng.randrange(len(self.workers))
+        self.report(self.workers[place][0], self.rng.choice([None, "lapse", "crash", "crash"]))
         self.workers[place] = (self.make(lease_ms=LEASE_MS), [])
+
+    def accuse(self) -> None:
+        """A worker is reported by mistake, and goes on with what it believes to hold."""
+        self.report(self.rng.choice(self.workers)[0], self.rng.choice(["lapse", "crash"]))
+
+    def report(self, worker: BlockingConsumer, cause: Literal["lapse", "crash"] | None) -> None:
+        if cause is not None:
+            report_death(self.client._redis, self.queue, worker.worker_id, cause=cause, why="fuzz")
+
+    def revive(self) -> None:
+        """The operator has a dead letter run again."""
+        letters = self.client.dead_letters()
+        if letters:
+            self.requeued.append(self.client.requeue_dead(self.rng.choice(letters).entry_id).job_id)
+
+    def check_counters(self) -> None:
+        """The queue's counters are those of the jobs' own states."""
+        keys, stats = QueueKeys(self.queue), self.client.stats()
+        states = Counter(self.redis.hget(keys.job(job_id), "st") for job_id in self.accepted)
+        counted = (sum(stats.queued.values()), stats.running, stats.suspects, stats.delayed)
+        assert tuple(states[name] for name in (b"queued", b"running", b"suspect", b"delayed")) == counted
 
     def drain(self) -> None:
         """Work until every job has ended and every stream is empty."""
@@ -101,10 +135,10 @@ class Fleet:
 
         def turn() -> bool:
             last.run(last.consumer.sweep())
-            held = last.pull()
+            held = last.run(last.consumer.take_suspects()) or last.pull()
             self.finish(last, [], held)
             stats = self.client.stats()
-            return not held and not stats.running and not stats.delayed and not sum(stats.queued.values())
+            return not held and not any((stats.running, stats.delayed, stats.suspects, *stats.queued.values()))
 
         wait_for(turn, timeout_s=30)
 
@@ -112,23 +146,30 @@ class Fleet:
 @pytest.mark.parametrize("seed", range(4))
 def test_exactly_one_result(seed: int, client: Client, consumer: MakeConsumer, redis: Redis, queue: str) -> None:
     """
-    After random submits, cancels, faults and deaths: one result and one event a job, no entry, no lease.
+    After random submits, cancels, faults, deaths and accusations: one result and one event a run of a job,
+    no entry, no lease, and what was given up is among the dead.
     """
     rng = random.Random(seed)
-    fleet = Fleet(rng, client, consumer)
-    for _ in range(NUM_TURNS):
-        rng.choices([fleet.submit, fleet.cancel, fleet.act, fleet.die], weights=[10, 3, 84, 3])[0]()
+    fleet = Fleet(rng, client, consumer, redis, queue)
+    deeds = [fleet.submit, fleet.cancel, fleet.act, fleet.die, fleet.accuse, fleet.revive]
+    for turn in range(NUM_TURNS):
+        rng.choices(deeds, weights=[10, 3, 80, 4, 1, 2])[0]()
+        if turn % 10 == 0:
+            fleet.check_counters()
     fleet.drain()
 
     keys = QueueKeys(queue)
     events = [fields[b"j"].decode() for _, fields in redis.xrange(keys.events)]
     results = [client.result(job_id, wait_s=0) for job_id in fleet.accepted]
-    assert sorted(fleet.accepted) == sorted(events)
+    assert sorted(fleet.accepted + fleet.requeued) == sorted(events)
     assert len(set(fleet.published)) == len(fleet.published)
     assert {"done"} == {result.status for result in results if result.job_id in fleet.published}
     streams = redis.keys(f"{keys.base}:s:*")
     assert [0] * len(streams) == [redis.xlen(stream) for stream in streams]
     assert [0] * len(streams) == [redis.xpending(stream, "workers")["pending"] for stream in streams]
     stats = client.stats()
-    assert {0} == {*stats.queued.values(), *stats.queued_tokens.values(), stats.running, stats.delayed}
-    assert len(fleet.accepted) == sum(stats.totals.get(name, 0) for name in ("done", "failed", "cancelled", "expired"))
+    assert {0} == {*stats.queued.values(), *stats.queued_tokens.values(), stats.running, stats.delayed, stats.suspects}
+    ends = sum(stats.totals.get(name, 0) for name in ("done", "failed", "cancelled", "expired"))
+    assert len(fleet.accepted) + len(fleet.requeued) == ends
+    failed = {result.job_id for result in results if result.status == "failed"}
+    assert failed == {letter.job_id for letter in client.dead_letters(1000)}
