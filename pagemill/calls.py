@@ -235,8 +235,9 @@ def lock(keys: QueueKeys, worker_id: str, *, hold_ms: int) -> Call[int]:
     return Call(load("lock"), keys.base, [worker_id, hold_ms], int)
 
 
-def reclaim(keys: QueueKeys, *, lease_ms: int, limit: int) -> Call[int]:
-    return Call(load("reclaim"), keys.base, [lease_ms, limit], int)
+def reclaim(keys: QueueKeys, *, lease_ms: int, limit: int, cursor: str) -> Call[tuple[str, int]]:
+    args: list[Arg] = [lease_ms, limit, cursor]
+    return Call(load("reclaim"), keys.base, args, lambda reply: (reply[0].decode(), int(reply[1])))
 
 
 def promote(keys: QueueKeys, *, limit: int) -> Call[int]:

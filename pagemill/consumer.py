@@ -283,9 +283,7 @@ class Consumer:
         hold_ms = max(1, self.lease_ms // 4)
         if not await self._run(calls.lock(self.keys, self.worker_id, hold_ms=hold_ms)):
             return SweepReport(swept=False)
-        reclaimed = 0
-        if self._contact.steady:
-            reclaimed = await self._run(calls.reclaim(self.keys, lease_ms=self.lease_ms, limit=limit))
+        reclaimed = await self._reclaim(limit) if self._contact.steady else 0
         promoted, expired = await self._run_many(
             [calls.promote(self.keys, limit=limit), calls.expire(self.keys, limit=limit)]
         )
@@ -294,6 +292,17 @@ class Consumer:
             calls.collect(self.keys, cursor=self._cursor, limit=TIDY, lease_ms=self.lease_ms)
         )
         return SweepReport(True, reclaimed, promoted, expired, cancelled, cancelling, collected)
+
+    async def _reclaim(self, limit: int) -> int:
+        """All streams with entries in workers' hands, some in each script."""
+        cursor, reclaimed = "0", 0
+        while reclaimed < limit:
+            call = calls.reclaim(self.keys, lease_ms=self.lease_ms, limit=limit - reclaimed, cursor=cursor)
+            cursor, taken = await self._run(call)
+            reclaimed += taken
+            if cursor == "0":
+                break
+        return reclaimed
 
     async def take_orphans(self, limit: int) -> list[str]:
         """

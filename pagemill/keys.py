@@ -89,7 +89,7 @@ class QueueKeys:
 
     __slots__ = (
         *("base", "batches", "dead", "delayed", "events", "isolation", "orphans", "queue", "raw"),
-        *("stats", "workers"),
+        *("server", "stats", "workers"),
     )
 
     def __init__(self, queue: str) -> None:
@@ -104,6 +104,7 @@ class QueueKeys:
         self.isolation = f"{self.base}:lock:suspects"
         self.orphans = f"{self.base}:orphans"
         self.raw = f"{self.base}:in"
+        self.server = f"{self.base}:server"
         self.stats = f"{self.base}:st"
         self.workers = f"{self.base}:workers"
 

@@ -15,9 +15,9 @@
 --   s:<lane>:!returned  stream
 --   st, qt:<lane>, bell:<lane>
 -- ARGV
---   1 lease ms   2 most entries
+--   1 lease ms   2 most entries   3 cursor, "0" to begin with
 -- Returns
---   how many were taken back
+--   {next cursor, how many were taken back}
 
 local lease, most = tonumber(ARGV[1]), tonumber(ARGV[2])
 local now = now_ms()
@@ -42,7 +42,7 @@ local function seen_since()
 end
 
 if now - seen_since() < lease then
-  return 0
+  return { '0', 0 }
 end
 
 local alive, taken = {}, 0
@@ -68,21 +68,18 @@ local function take_back(stream, entry)
   end
 end
 
-for _, stream in ipairs(redis.call('SMEMBERS', key('pending'))) do
-  local idle = redis.pcall('XPENDING', stream, GROUP, 'IDLE', lease, '-', '+', most)
-  if idle.err then
+-- by owner: to look for idle ones among all that is pending takes long where that is much
+local page = redis.call('SSCAN', key('pending'), ARGV[3], 'COUNT', 256)
+for _, stream in ipairs(page[2]) do
+  local summary = redis.pcall('XPENDING', stream, GROUP)
+  if summary.err or summary[1] == 0 then
     redis.call('SREM', key('pending'), stream)
-    idle = {}
   end
-  for _, row in ipairs(idle) do
-    if taken < most and not lives(row[2]) then
-      take_back(stream, row[1])
-    end
-  end
-  if #idle == 0 and not idle.err then
-    local summary = redis.pcall('XPENDING', stream, GROUP)
-    if not summary.err and summary[1] == 0 then
-      redis.call('SREM', key('pending'), stream)
+  for _, owner in ipairs(not summary.err and summary[4] or {}) do
+    if taken < most and not lives(owner[1]) then
+      for _, row in ipairs(redis.call('XPENDING', stream, GROUP, 'IDLE', lease, '-', '+', most - taken, owner[1])) do
+        take_back(stream, row[1])
+      end
     end
   end
 end
@@ -90,4 +87,4 @@ if taken > 0 then
   count('running', -taken)
   count('reclaimed', taken)
 end
-return taken
+return { page[1], taken }

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -75,6 +76,56 @@ def test_a_live_owner_keeps_its_jobs(client: Client, consumer: MakeConsumer, red
 
     assert 0 == peer.run(peer.consumer.sweep()).reclaimed
     assert Renewal() == owner.run(owner.consumer.renew([job]))
+
+
+def test_the_living_do_not_hide_the_dead(client: Client, consumer: MakeConsumer, redis: Redis) -> None:
+    """
+    However many idle entries belong to workers that live, those of a dead one are found in the first sweep.
+    """
+    client.submit_many([a_job(f"{number}") for number in range(4)])
+    owner, dead, peer = consumer(), consumer(), consumer(lease_ms=20)
+    owner.pull(max_jobs=3)
+    [job] = dead.pull()
+    dead.run(dead.consumer.leave())
+    wait_for(lambda: idle_ms(redis, job.stream) > 20)
+
+    assert 1 == peer.run(peer.consumer.sweep(2)).reclaimed
+    assert [job.job_id] == [one.job_id for one in peer.pull()]
+
+
+def test_one_sweep_looks_at_all_streams(client: Client, consumer: MakeConsumer) -> None:
+    """
+    More tenants have jobs in the hands of a dead worker than one script looks at.
+    """
+    client.submit_many([a_job(tenant=f"t{number}") for number in range(600)])
+    dead, peer = consumer(), consumer(lease_ms=20)
+    dead.pull(max_jobs=600)
+    dead.run(dead.consumer.leave())
+    time.sleep(0.03)
+
+    assert 600 == peer.run(peer.consumer.sweep(1000)).reclaimed
+
+
+def test_nothing_is_taken_before_a_new_server_was_seen_for_a_lease(
+    client: Client, consumer: MakeConsumer, redis: Redis, queue: str
+) -> None:
+    """
+    A replica that takes over has been up for long: what counts is when its run id was first seen.
+    """
+    client.submit(a_job())
+    dead, peer = consumer(), consumer(lease_ms=400)
+    dead.pull()
+    dead.run(dead.consumer.leave())
+    peer.run(peer.consumer.sweep())
+    redis.hset(QueueKeys(queue).server, "run_id", "the old master")
+    time.sleep(0.5)
+    seen = [peer.run(peer.consumer.sweep()).reclaimed for _ in range(2)]
+
+    lapse(peer)
+
+    since = int(redis.hget(QueueKeys(queue).server, "since"))  # type: ignore[arg-type]
+    seconds, micros = redis.time()
+    assert ([0, 0], True) == (seen, seconds * 1000 + micros // 1000 - since >= 400)
 
 
 def test_nothing_is_taken_before_the_server_was_up_for_a_lease(client: Client, consumer: MakeConsumer) -> None:
