@@ -19,16 +19,16 @@ local most, asked = ARGV[1], ARGV[2]
 local now = now_ms()
 
 local function mark(batch)
-  local hash = key('b', batch)
-  local v = redis.call('HMGET', hash, 'created', 'ended', 'cancel', 'sealed')
-  if not v[1] or v[2] or v[3] then
+  local hash, f = key('b', batch), read_batch(batch)
+  if not f or f.ended or batch_cancelled(batch) then
     return
   end
-  redis.call('HSET', hash, 'cancel', '1', 'sealed', v[4] or whole(now))
+  f.sealed = f.sealed or whole(now)
+  redis.call('HSET', hash, 'cancel', '1', 'sealed', f.sealed)
   redis.call('SADD', key('cancelling'), batch)
   -- goes with its last member; a server without workers forgets it after the batches
   redis.call('PEXPIRE', key('cancelling'), 2678400000)
-  advance_batch(batch, now)
+  advance_batch(batch, f, now)
 end
 
 local function cancel_job(id, batch)

@@ -25,49 +25,73 @@ local function announce(batch, word, total, ended)
   redis.call('PUBLISH', key('chb', batch), word)
 end
 
--- Note how far a batch is: an event for each percent, and one when a sealed batch has no open job left.
-local function advance_batch(batch, now)
-  local hash = key('b', batch)
-  local v = redis.call('HMGET', hash, 'total', 'done', 'failed', 'cancelled', 'expired', 'sealed', 'pct', 'ended',
-    'ttl', 'hook')
-  if not v[1] or v[8] then
-    return
+-- what an end of a job reads of its batch, in one go
+local BATCH = { 'total', 'done', 'failed', 'cancelled', 'expired', 'prompt_tokens', 'completion_tokens', 'gpu_ms',
+  'sealed', 'ended', 'pct', 'ttl', 'hook', 'seen' }
+
+local function read_batch(batch)
+  local v, f = redis.call('HMGET', key('b', batch), unpack(BATCH)), {}
+  for i, name in ipairs(BATCH) do
+    f[name] = v[i]
   end
-  local total, ended, life = tonumber(v[1]), v[2] + v[3] + v[4] + v[5], BATCH_LIFE
-  if v[6] and ended >= total then
-    redis.call('HSET', hash, 'ended', whole(now), 'pct', '100')
-    redis.call('DEL', key('bj', batch))
-    redis.call('SREM', key('cancelling'), batch)
-    life = v[9] * 1000
-    if v[10] then
-      redis.call('HSET', hash, 'hook_st', 'pending')
-      redis.call('ZADD', key('hooks'), whole(now), batch)
-      redis.call('PEXPIRE', key('hooks'), whole(2 * HOOK_LIFE))
-      life = math.max(life, HOOK_LIFE + 3600000)
-    end
-    announce(batch, 'ended', whole(total), whole(ended))
-  elseif total > 0 and math.floor(100 * ended / total) > tonumber(v[7]) then
-    redis.call('HSET', hash, 'pct', whole(math.floor(100 * ended / total)))
-    announce(batch, 'progress', whole(total), whole(ended))
+  -- it may have expired
+  return f.total and f
+end
+
+local function end_batch(batch, f, now)
+  local hash, life = key('b', batch), f.ttl * 1000
+  redis.call('HSET', hash, 'ended', whole(now), 'pct', '100')
+  redis.call('DEL', key('bj', batch))
+  redis.call('SREM', key('cancelling'), batch)
+  if f.hook then
+    redis.call('HSET', hash, 'hook_st', 'pending')
+    redis.call('ZADD', key('hooks'), whole(now), batch)
+    redis.call('PEXPIRE', key('hooks'), whole(2 * HOOK_LIFE))
+    -- an hour more, to tell that it went wrong
+    life = math.max(life, HOOK_LIFE + 3600000)
   end
   redis.call('PEXPIRE', hash, whole(life))
-  redis.call('PEXPIRE', key('bj', batch), whole(life))
+end
+
+-- Note how far a batch is: an event for each percent, and one when a sealed batch has no open job left.
+local function advance_batch(batch, f, now)
+  local hash = key('b', batch)
+  local total, ended = tonumber(f.total), f.done + f.failed + f.cancelled + f.expired
+  local percent = total > 0 and math.floor(100 * ended / total) or 0
+  if f.ended then
+    return
+  elseif f.sealed and ended >= total then
+    end_batch(batch, f, now)
+    return announce(batch, 'ended', whole(total), whole(ended))
+  elseif percent > tonumber(f.pct) then
+    redis.call('HSET', hash, 'pct', whole(percent))
+    announce(batch, 'progress', whole(total), whole(ended))
+  end
+  -- not with each of its jobs: that it lives is written down once an hour
+  if now - (f.seen or 0) > 3600000 then
+    redis.call('HSET', hash, 'seen', whole(now))
+    redis.call('PEXPIRE', hash, whole(BATCH_LIFE))
+    redis.call('PEXPIRE', key('bj', batch), whole(BATCH_LIFE))
+  end
 end
 
 -- Count a job's end in its batch. Its place among the open jobs is the guard: it is counted once,
 -- and a batch that has expired is not made anew.
 local function leave_batch(id, batch, status, now, usage)
-  local hash = key('b', batch)
-  if redis.call('SREM', key('bj', batch), id) == 0 or redis.call('EXISTS', hash) == 0 then
+  local f = redis.call('SREM', key('bj', batch), id) == 1 and read_batch(batch)
+  if not f then
     return
   end
-  redis.call('HINCRBY', hash, status, 1)
-  if usage then
-    redis.call('HINCRBY', hash, 'prompt_tokens', usage[1])
-    redis.call('HINCRBY', hash, 'completion_tokens', usage[2])
-    redis.call('HINCRBY', hash, 'gpu_ms', usage[3])
+  f[status] = f[status] + 1
+  -- one write instead of four: nobody comes in between
+  local counts = { status, whole(f[status]) }
+  for i, name in ipairs({ 'prompt_tokens', 'completion_tokens', 'gpu_ms' }) do
+    if usage and usage[i] ~= '0' then
+      counts[#counts + 1], counts[#counts + 2] = name, whole(f[name] + usage[i])
+    end
   end
-  advance_batch(batch, now)
+  redis.call('HSET', key('b', batch), unpack(counts))
+  advance_batch(batch, f, now)
 end
 
 -- asked once for each batch in a call

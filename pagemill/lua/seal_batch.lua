@@ -13,11 +13,12 @@
 local batch = ARGV[1]
 local hash = key('b', batch)
 local now = now_ms()
-local v = redis.call('HMGET', hash, 'created', 'sealed', 'total', 'done', 'failed', 'cancelled', 'expired')
-if v[1] and not v[2] then
+local f = read_batch(batch)
+if f and not f.sealed then
   -- only now is it known what a percent is
-  local total, ended = tonumber(v[3]), v[4] + v[5] + v[6] + v[7]
-  redis.call('HSET', hash, 'sealed', whole(now), 'pct', total > 0 and whole(math.floor(100 * ended / total)) or '0')
-  advance_batch(batch, now)
+  local total, ended = tonumber(f.total), f.done + f.failed + f.cancelled + f.expired
+  f.sealed, f.pct = whole(now), total > 0 and whole(math.floor(100 * ended / total)) or '0'
+  redis.call('HSET', hash, 'sealed', f.sealed, 'pct', f.pct)
+  advance_batch(batch, f, now)
 end
 return redis.call('HGETALL', hash)

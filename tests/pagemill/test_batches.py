@@ -266,6 +266,8 @@ def test_everything_of_a_batch_expires(client: Client, consumer: MakeConsumer, r
     jobs = worker.pull()
     for key in (keys.batch(batch_id), f"{keys.base}:bj:{batch_id}"):
         redis.expire(key, 1000)
+    # an hour and more ago
+    redis.hset(keys.batch(batch_id), "seen", 1)
     worker.finish(jobs[0])
 
     assert all(month - 10 < redis.ttl(key) <= month for key in (keys.batch(batch_id), f"{keys.base}:bj:{batch_id}"))
