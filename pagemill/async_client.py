@@ -35,9 +35,10 @@ from pagemill.keys import QueueKeys
 from pagemill.messages import TERMINAL_STATES, Accepted, JobState, JobStatus, QueueStats, TokenDelta
 from pagemill.schema import Job, Result
 from pagemill.scripts import run_async, run_many_async, translated
+from pagemill.shares import AsyncShareVerbs
 
 
-class AsyncClient(AsyncBatchVerbs):
+class AsyncClient(AsyncBatchVerbs, AsyncShareVerbs):
     """
     As Client, for one event loop.
 

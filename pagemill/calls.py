@@ -94,8 +94,9 @@ def read_answer(queue: str, job: Submission, reply: list[bytes] | int) -> Answer
     if word == b"CLOSED":
         return BatchClosed(f"batch {job.batch} takes no more jobs: it was sealed or cancelled")
     why = cast(BusyReason, reply[1].decode())
-    what = _BUSY[why].format(job=job)
-    return Busy(f"queue {queue} takes no jobs for now: {what}", reason=why, retry_after_s=int(reply[2]) / 1000)
+    what, retry_s = _BUSY[why].format(job=job), int(reply[2]) / 1000
+    message = f"queue {queue} takes no jobs for now: {what}; try again in {retry_s:.1f} s"
+    return Busy(message, reason=why, retry_after_s=retry_s)
 
 
 def pull(

@@ -18,6 +18,7 @@ import typer
 from pagemill.cli_batch import app as batch_app
 from pagemill.cli_common import AsJson, open_client, to_json
 from pagemill.cli_dead import app as dead_app
+from pagemill.cli_shares import lanes_app, tenants_app
 from pagemill.errors import BatchClosed, BatchNotFound, Conflict, InvalidJob, JobFailed, PagemillError, UnknownModel
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ app = typer.Typer(
 
 app.add_typer(batch_app)
 app.add_typer(dead_app)
+app.add_typer(tenants_app)
+app.add_typer(lanes_app)
 
 # what follows these commands is for the program that they start, --help too
 _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}

@@ -84,5 +84,5 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]
 
 
 _NAMES = frozenset(
-    {"lane", "worker", "model", "state", "entry", "why", "job", "given up", "message", "batch", "created"}
+    {"lane", "worker", "model", "state", "tenant", "entry", "why", "job", "given up", "message", "batch", "created"}
 )

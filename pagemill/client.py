@@ -34,9 +34,10 @@ from pagemill.keys import QueueKeys
 from pagemill.messages import TERMINAL_STATES, Accepted, JobState, JobStatus, QueueStats, TokenDelta
 from pagemill.schema import Job, Result
 from pagemill.scripts import run, run_many, translated
+from pagemill.shares import ShareVerbs
 
 
-class Client(BatchVerbs):
+class Client(BatchVerbs, ShareVerbs):
     """
     A producer's door to the queue.
 

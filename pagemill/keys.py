@@ -88,8 +88,8 @@ class QueueKeys:
     """The names of one queue."""
 
     __slots__ = (
-        *("base", "batches", "dead", "delayed", "events", "isolation", "orphans", "queue", "raw"),
-        *("server", "stats", "workers"),
+        *("base", "batches", "dead", "delayed", "events", "isolation", "limits", "orphans", "queue", "raw"),
+        *("server", "stats", "tenants", "workers"),
     )
 
     def __init__(self, queue: str) -> None:
@@ -102,10 +102,12 @@ class QueueKeys:
         self.delayed = f"{self.base}:delayed"
         self.events = f"{self.base}:ev"
         self.isolation = f"{self.base}:lock:suspects"
+        self.limits = f"{self.base}:limits"
         self.orphans = f"{self.base}:orphans"
         self.raw = f"{self.base}:in"
         self.server = f"{self.base}:server"
         self.stats = f"{self.base}:st"
+        self.tenants = f"{self.base}:tenants"
         self.workers = f"{self.base}:workers"
 
     def job(self, job_id: str) -> str:
@@ -128,6 +130,9 @@ class QueueKeys:
 
     def bell(self, lane: str) -> str:
         return f"{self.base}:bell:{lane}"
+
+    def waiting(self, lane: str) -> str:
+        return f"{self.base}:qt:{lane}"
 
     def worker(self, worker_id: str) -> str:
         return f"{self.base}:w:{worker_id}"

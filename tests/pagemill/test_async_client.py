@@ -186,3 +186,25 @@ def test_a_server_that_goes_away_while_one_waits() -> None:
 
     with ExitStack() as servers:
         asyncio.run(scenario(servers))
+
+
+def test_shares_are_set_and_read(server_url: str, queue: str) -> None:
+    """
+    An operator's program sets weights and limits, and hears which of them refused a job.
+    """
+
+    async def story() -> tuple[list[tuple[str, float, int]], dict[str, int], Busy]:
+        async with AsyncClient(server_url, queue=queue) as client:
+            await client.set_tenant("acme", weight=2, max_queued_tokens=5)
+            await client.set_lane_limit("bulk", 7)
+            await client.submit(a_job(tenant="acme"))
+            with pytest.raises(Busy) as caught:
+                await client.submit(a_job(tenant="acme"))
+            tenants = [(one.tenant, one.weight, one.max_queued_tokens) for one in await client.tenants()]
+            return tenants, dict(await client.lane_limits()), caught.value
+
+    tenants, lanes, busy = asyncio.run(story())
+
+    assert [("acme", 2.0, 5)] == tenants
+    assert {"interactive": 0, "standard": 0, "bulk": 7} == lanes
+    assert ("tenant", 60.0) == (busy.reason, busy.retry_after_s)
