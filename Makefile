@@ -37,6 +37,11 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) --editable '.[worker,demo,test,dev]'
 	@touch $@ $(VENV)/.run
 
+# servers of other versions, for tests; those that cannot be had here are left out
+$(VENV)/.servers: tests/support/server_box.py $(VENV)/.dev
+	@$(BIN)/python -m tests.support.server_box $(PIP_ARGS)
+	@touch $@
+
 venv: $(VENV)/.run  ## create .venv with what a worker and the demo need
 
 install: $(VENV)/.dev  ## create .venv with the tools for tests and checks too
@@ -44,7 +49,7 @@ install: $(VENV)/.dev  ## create .venv with the tools for tests and checks too
 demo: $(VENV)/.run  ## summarise 24 documents with a real model, from nothing
 	@$(BIN)/python -m producers.demo $(DEMO_ARGS)
 
-test: $(VENV)/.dev  ## run all tests but the slow ones
+test: $(VENV)/.dev $(VENV)/.servers  ## run all tests but the slow ones
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels/interpreted $(PYTEST_ARGS)
 	$(BIN)/python -m pytest tests/kernels/compiled $(PYTEST_ARGS)
@@ -52,7 +57,7 @@ test: $(VENV)/.dev  ## run all tests but the slow ones
 test-gpu:  ## run the tests that need a GPU, with the python that has its torch (PYTHON=...)
 	$(PYTHON) -m pytest tests/gpu --confcutdir=tests/gpu -p no:benchmark $(PYTEST_ARGS)
 
-test-slow: $(VENV)/.dev  ## run the slow tests: real model, chaos at full size
+test-slow: $(VENV)/.dev $(VENV)/.servers  ## run the slow tests: real model, chaos at full size
 	$(BIN)/python -m pytest -m slow --timeout 900 $(PYTEST_ARGS)
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels/interpreted -m slow --timeout 900 $(PYTEST_ARGS)
 

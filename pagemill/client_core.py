@@ -101,7 +101,7 @@ def discard_unused(ready: Sequence[Ready], answers: Sequence[Answer], store: Obj
 def in_doubt(error: QueueUnavailable, job_id: str) -> QueueUnavailable:
     """The error of a submit that may have arrived; names the job, which the client may have made."""
     message = f"{error}; job {job_id} may be in the queue: submit the same again with that id to be sure"
-    return QueueUnavailable(message, job_id=job_id)
+    return type(error)(message, job_id=job_id)
 
 
 def submit_calls(ready: Sequence[Ready], max_queued_tokens: int) -> list[tuple[list[int], Call[list[Answer]]]]:

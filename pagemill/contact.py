@@ -25,21 +25,28 @@ class Contact:
         self._lease_s = lease_s
         self._clock = clock
         self._lost_at: float | None = None
+        # when the calls that are under way began
+        self._under_way: dict[object, float] = {}
 
     @property
     def steady(self) -> bool:
         """It has been in reach for a whole lease, as far as is known."""
-        return self._lost_at is None or self._clock() - self._lost_at >= self._lease_s
+        now = self._clock()
+        if any(now - began > self._too_slow_s for began in self._under_way.values()):
+            return False
+        return self._lost_at is None or now - self._lost_at >= self._lease_s
 
     @contextmanager
     def watched(self) -> Iterator[None]:
         """Around a call: note how it went."""
-        began = self._clock()
+        call, began = object(), self._clock()
+        self._under_way[call] = began
         try:
             yield
         except ServerAway:
             self._lost_at = self._clock()
             raise
         finally:
+            del self._under_way[call]
             if self._clock() - began > self._too_slow_s:
                 self._lost_at = self._clock()

@@ -124,14 +124,21 @@ class Fleet:
         return WorkerProcess(self._folder / f"worker-{self._report.starts}.log", *self._flags)
 
 
-def chaos(jobs: int, workers: int, lease_s: float, seed: int, *, timeout_s: float = 600.0) -> Report:
-    """Run all jobs under faults and check what came out."""
+def chaos(
+    jobs: int, workers: int, lease_s: float, seed: int, *, timeout_s: float = 600.0, server: Path | None = None
+) -> Report:
+    """
+    Run all jobs under faults and check what came out.
+
+    Args:
+        server: The program of the server; by default what `local_redis` finds.
+    """
     report = Report(jobs, workers, lease_s, seed)
     draw = random.Random(seed)
     started = time.monotonic()
     with (
         tempfile.TemporaryDirectory(prefix="pagemill-chaos-") as folder,
-        local_redis() as url,
+        local_redis(binary=server) as url,
         Redis.from_url(url, protocol=2) as redis,
         Client(url, queue=QUEUE) as client,
     ):

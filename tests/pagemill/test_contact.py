@@ -55,3 +55,17 @@ def test_a_call_that_took_most_of_a_lease_is_an_outage() -> None:
         clock.now += 1.1
 
     assert not contact.steady
+
+
+def test_a_call_that_is_still_waiting_is_an_outage() -> None:
+    """
+    A frozen server may wake for another call first, and that one must know.
+    """
+    clock = Clock()
+    contact = Contact(lease_s=2.0, clock=clock)
+    with contact.watched():
+        clock.now += 1.1
+        with contact.watched():
+            pass
+
+        assert not contact.steady

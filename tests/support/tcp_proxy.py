@@ -84,13 +84,19 @@ class TcpProxy:
     def __repr__(self) -> str:
         return f"TcpProxy({len(self._links)} open, {self.num_replies_lost} replies lost)"
 
-    def point_at(self, server_url: str) -> None:
-        """Lead new connections to another server, as a name that moves in a failover; open ones are cut."""
+    def point_at(self, server_url: str, *, cut: bool = True) -> None:
+        """
+        Lead new connections to another server, as a name that moves in a failover.
+
+        Args:
+            cut: End those that are open; else they stay where they are.
+        """
         parts = urlsplit(server_url)
         assert parts.hostname is not None
         assert parts.port is not None
         self._target = (parts.hostname, parts.port)
-        self.cut()
+        if cut:
+            self.cut()
 
     def cut(self) -> None:
         """End all connections; new ones are taken."""

@@ -1,0 +1,94 @@
+"""
+Faults of the network and the server while workers work, and a count of the results.
+
+The workers are threads of this process, each behind a proxy of its own: a network that is away for
+longer than a lease makes a zombie of one, as a pause does. Beside that connections are cut, replies
+are lost, and the server is killed and started again from its append-only file.
+"""
+
+import random
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+from redis import Redis
+
+from pagemill.client import Client
+from pagemill.keys import QueueKeys
+from pagemill.schema import Job
+from pagemill.scripts import load
+from tests.chaos.driver import expected_texts
+from tests.support.redis_process import RedisProcess
+from tests.support.servers import leaked_keys, wait_for
+from tests.support.services import RunningService
+from tests.support.tcp_proxy import TcpProxy
+from worker.fake_engine import FakeEngine
+
+QUEUE = "network-chaos"
+LEASE_S = 0.8
+SCRIPTS = ("pull", "renew", "finish", "heartbeat", "release", "reclaim", "lock")
+
+
+def network_chaos(server: RedisProcess, *, num_jobs: int, seed: int, num_workers: int = 3) -> list[str]:
+    """Run all jobs under faults; returns what is wrong with what came out."""
+    draw = random.Random(seed)
+    jobs = [
+        Job.build(prompt=f"prompt number {number}", options={"max_tokens": 60, "seed": number})
+        for number in range(num_jobs)
+    ]
+    with ExitStack() as stack:
+        client = stack.enter_context(Client(server.url, queue=QUEUE))
+        client.submit_many(jobs)
+        proxies = [stack.enter_context(TcpProxy(server.url)) for _ in range(num_workers)]
+        workers = stack.enter_context(ExitStack())
+        for proxy in proxies:
+            engine = FakeEngine(tokens_per_s=1200.0, max_num_seqs=8)
+            workers.enter_context(RunningService(proxy.url, QUEUE, engine=engine, lease_s=LEASE_S))
+        for fault in ("partition", "lose", "restart", "cut", "partition", "lose"):
+            _let_happen(fault, server, proxies, draw)
+        wait_for(lambda: _num_done(client) >= num_jobs, 30)
+        workers.close()
+        return [*_wrong_results(client, server.client, jobs), *_left_behind(client, server.client)]
+
+
+def _let_happen(fault: str, server: RedisProcess, proxies: Sequence[TcpProxy], draw: random.Random) -> None:
+    time.sleep(draw.uniform(0.05, 0.2))
+    proxy = draw.choice(proxies)
+    if fault == "cut":
+        proxy.cut()
+    elif fault == "lose":
+        for name in SCRIPTS:
+            proxy.lose_reply(load(name).sha.encode(), silently=draw.random() < 0.3)
+        time.sleep(0.3)
+    elif fault == "restart":
+        server.kill()
+        time.sleep(draw.uniform(0.0, 0.3))
+        server.start()
+    else:
+        with proxy.holding():
+            time.sleep(LEASE_S * draw.uniform(1.1, 1.6))
+
+
+def _num_done(client: Client) -> int:
+    return client.stats().totals.get("done", 0)
+
+
+def _wrong_results(client: Client, redis: Redis, jobs: Sequence[Job]) -> list[str]:
+    ends = Counter(fields[b"j"].decode() for _, fields in redis.xrange(QueueKeys(QUEUE).events) if b"j" in fields)
+    faults = [f"{job_id} ended {count} times" for job_id, count in ends.items() if count > 1]
+    faults += [f"{job.id} has not ended" for job in jobs if job.id not in ends]
+    for job, text in zip(jobs, expected_texts(jobs), strict=True):
+        result = client.result(job.id, wait_s=0)
+        if (result.status, result.text) != ("done", text):
+            faults.append(f"{job.id} ended as {result.status} with {result.text!r}, not {text!r}")
+    return faults
+
+
+def _left_behind(client: Client, redis: Redis) -> list[str]:
+    stats = client.stats()
+    faults = [f"key {name} would stay for ever" for name in leaked_keys(redis, QUEUE)]
+    if stats.running or any(stats.queued.values()) or stats.delayed:
+        faults.append(f"the counters say that work is left: {stats}")
+    lengths = {stream.decode(): redis.xlen(stream) for stream in redis.scan_iter(match=f"{QueueKeys(QUEUE).base}:s:*")}
+    return faults + [f"{stream} has {length} entries" for stream, length in lengths.items() if length]
