@@ -65,6 +65,8 @@ local function cancel_page(batch)
   return num_ended
 end
 
+-- cancelled jobs give their payloads' memory back
+write_although_full()
 if asked ~= '' then
   mark(asked)
 end

@@ -15,6 +15,7 @@ local hash = key('b', batch)
 local now = now_ms()
 local f = read_batch(batch)
 if f and not f.sealed then
+  write_although_full()
   -- only now is it known what a percent is
   local total, ended = tonumber(f.total), f.done + f.failed + f.cancelled + f.expired
   f.sealed, f.pct = whole(now), total > 0 and whole(math.floor(100 * ended / total)) or '0'

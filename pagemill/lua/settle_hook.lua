@@ -20,6 +20,7 @@ if not v[1] or not redis.call('ZSCORE', key('hooks'), batch) then
   return ''
 end
 
+write_although_full()
 local due = now_ms() + ARGV[3]
 if word == 'again' and due < v[1] + HOOK_LIFE then
   redis.call('ZADD', key('hooks'), whole(due), batch)

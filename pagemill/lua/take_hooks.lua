@@ -14,6 +14,8 @@
 
 local now = now_ms()
 local taken = {}
+-- what could not be noted would be sent again and again
+write_although_full()
 for _, batch in ipairs(redis.call('ZRANGEBYSCORE', key('hooks'), '-inf', whole(now), 'LIMIT', 0, ARGV[1])) do
   if redis.call('EXISTS', key('b', batch)) == 0 then
     redis.call('ZREM', key('hooks'), batch)

@@ -11,8 +11,9 @@ from pagemill.batches import CANCEL_LOOKS
 from pagemill.client import Client
 from pagemill.errors import BatchClosed
 from pagemill.keys import QueueKeys
-from pagemill.messages import Delivery
+from pagemill.messages import Delivery, HookDelivery
 from pagemill.obituary import report_death
+from producers.local_redis import local_redis
 from tests.support.batches import batch_events, batch_of, counts
 from tests.support.servers import BlockingConsumer, a_job, wait_for
 
@@ -91,6 +92,32 @@ def test_a_handed_back_job_of_a_cancelled_batch_ends(client: Client, consumer: M
     worker.run(worker.consumer.release(jobs))
 
     assert (1, 0, 0, 1, 0) == counts(client.batch_status(batch_id))
+
+
+def test_a_batch_is_cancelled_although_the_server_is_full() -> None:
+    """
+    Out of memory, a batch can be sealed or cancelled, its jobs give theirs back, and its end is told.
+    """
+    with local_redis() as url, Client(url) as client, Redis.from_url(url) as redis:
+        sealed, _ = batch_of(client, 1, sealed=False, webhook="https://example.org/")
+        cancelled, jobs = batch_of(client, 600)
+        worker = BlockingConsumer(url, "default")
+        redis.config_set("maxmemory", "100kb")
+
+        client.seal_batch(sealed)
+        client.cancel_batch(cancelled)
+        while worker.run(worker.consumer.sweep()).cancelling:
+            pass
+        worker.finish(*worker.pull())
+
+        assert (600, 1) == (client.batch_status(cancelled).cancelled, client.batch_status(sealed).done)
+        assert not redis.exists(f"{QueueKeys('default').base}:d:{jobs[0].id}")
+        [due] = worker.run(worker.consumer.take_hooks(8, hold_ms=60_000))
+        assert (sealed, "delivered") == (
+            due.batch_id,
+            worker.run(worker.consumer.settle_hook(sealed, HookDelivery("delivered"))),
+        )
+        worker.close()
 
 
 def test_a_suspect_of_a_cancelled_batch_ends(client: Client, consumer: MakeConsumer, redis: Redis, queue: str) -> None:
