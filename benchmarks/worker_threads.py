@@ -40,7 +40,8 @@ def write_report(path: Path) -> None:
 def main(argv: list[str] | None = None) -> int:
     report, *flags = sys.argv[1:] if argv is None else argv
     signal.signal(signal.SIGUSR1, lambda *_: write_report(Path(report)))
-    return worker_main(flags)
+    # one process: what starts it is no part of the figures
+    return worker_main([*flags, "--no-supervisor"])
 
 
 if __name__ == "__main__":

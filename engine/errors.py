@@ -9,6 +9,9 @@ EngineError
 │   ├── InvalidText
 │   ├── NoChatTemplate
 │   └── ChatTemplateFailed
+├── DeviceError             the process: it has to end, and another to begin
+│   ├── DeviceFull
+│   └── DeviceLost
 └── StartupError            the operator: the message names the setting to change
     ├── ModelNotFound
     ├── UnknownArchitecture
@@ -58,6 +61,18 @@ class NoChatTemplate(RequestError):
 
 class ChatTemplateFailed(RequestError):
     """Raised when the model's chat template does not take the messages."""
+
+
+class DeviceError(EngineError):
+    """Raised when the engine cannot go on in this process."""
+
+
+class DeviceFull(DeviceError):
+    """Raised when the device is out of memory again and again, however little runs."""
+
+
+class DeviceLost(DeviceError):
+    """Raised for an error of the device after which nothing works there any more, for this process."""
 
 
 class StartupError(EngineError):

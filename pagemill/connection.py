@@ -14,7 +14,7 @@ from typing import Any
 from redis import Redis
 from redis.asyncio import Redis as AsyncRedis
 from redis.asyncio.retry import Retry as AsyncRetry
-from redis.backoff import ExponentialWithJitterBackoff
+from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
 from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
@@ -70,6 +70,16 @@ def timeout_of_a_lease(lease_s: float) -> float:
 
 def _timeouts(timeout_s: float) -> dict[str, Any]:
     return {"socket_timeout": timeout_s, "socket_connect_timeout": min(5.0, timeout_s)}
+
+
+def connect_briefly(url: str, *, timeout_s: float = 2.0) -> Redis:
+    """
+    As `connect`, for a caller that repeats its commands itself and has other things to see to: they fail soon.
+    """
+    try:
+        return Redis.from_url(url, retry=Retry(NoBackoff(), 0), **_OPTIONS, **_timeouts(timeout_s))
+    except ValueError as error:
+        raise _bad_url(url, error) from None
 
 
 def _bad_url(url: str, error: ValueError) -> SettingsError:

@@ -1,5 +1,5 @@
 """
-Starts a worker: reads the settings and runs it.
+Starts a worker: reads the settings, and runs it in a process that is watched by this one.
 
 Whatever an operator can get wrong is one sentence on standard error that says what to do, and an
 exit code (exits.py).
@@ -9,19 +9,25 @@ import sys
 
 from pagemill.errors import SettingsError
 from worker import exits
+from worker.logs import configure_logging
 from worker.settings import WorkerSettings
 
 
-def main(flags: list[str] | None = None) -> int:
+def main() -> int:
     try:
-        settings = WorkerSettings.read(sys.argv[1:] if flags is None else flags)
+        settings = WorkerSettings.read(sys.argv[1:])
+        configure_logging(settings.log_format, settings.log_level)
+        # one of the two alone is imported: they take half a second and tens of megabytes
+        if settings.supervisor and settings.supervised is None:
+            from worker.supervisor import supervise
+
+            return supervise(settings)
+        from worker.process import run
+
+        return run(settings)
     except SettingsError as error:
         print(f"pagemill worker: {error}", file=sys.stderr)
         return exits.SETTINGS
-    # not above: a mistake in the settings shows without the wait for what these import
-    from worker.process import run
-
-    return run(settings)
 
 
 if __name__ == "__main__":

@@ -72,23 +72,24 @@ class EngineThread:
         self._turn = Turn()
         self._meter = Meter()
         self._wake_up_pending = False
+        self._given_up = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
         # written by the thread: when the engine was given something to do that has not ended; None while it idles
-        self._busy_since: float | None = None
+        self.busy_since: float | None = None
         # written by the thread after each step; each is replaced whole, never changed
         self.capacity: Capacity = engine.capacity()
         self.stats: EngineStats = engine.stats()
 
     @property
     def alive(self) -> bool:
-        return self._thread.is_alive()
+        return self._thread.is_alive() and not self._given_up
 
     @property
     def step_age_s(self) -> float:
         """For how long the step that runs now has been running; 0 while the engine idles."""
-        since = self._busy_since
+        since = self.busy_since
         return 0.0 if since is None else self._clock() - since
 
     def start(self) -> None:
@@ -130,11 +131,15 @@ class EngineThread:
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._commands.put(lambda: self._answer(future, command))
         # a crash leaves commands unanswered: look at the thread now and then
-        while not future.done():
+        while self.alive and not future.done():
             await asyncio.wait([future], timeout=0.5)
-            if not future.done() and not self._thread.is_alive():
-                raise EngineGone("the engine's thread has ended")
+        if not future.done():
+            raise EngineGone("the engine's thread has ended, or hangs")
         return future.result()
+
+    def give_up(self) -> None:
+        """Expect nothing of the thread any more: it hangs."""
+        self._given_up = True
 
     async def stop(self) -> None:
         """Let the step that runs end, then end the thread."""
@@ -145,13 +150,13 @@ class EngineThread:
         try:
             while self._run_commands():
                 if self._engine.has_work:
-                    self._busy_since = self._clock()
+                    self.busy_since = self._clock()
                     outputs = self._engine.step()
-                    self._meter.spend(self._clock() - self._busy_since)
+                    self._meter.spend(self._clock() - self.busy_since)
                     self._turn.finished += map(self._metered, outputs.finished)
                     self._turn.deltas += outputs.deltas
                 self._publish()
-                self._busy_since = None
+                self.busy_since = None
         except BaseException as error:
             # nobody above this frame could do better: the service hands the jobs back
             self._post(partial(self._on_crash, error))
@@ -166,7 +171,7 @@ class EngineThread:
                 return True
             if command is None:
                 return False
-            self._busy_since = self._clock()
+            self.busy_since = self._clock()
             command()
             idle = False
 
@@ -210,7 +215,8 @@ class EngineThread:
         turns = []
         while self._turns:
             turns.append(self._turns.popleft())
-        self._on_turns(turns)
+        if not self._given_up:
+            self._on_turns(turns)
 
     def _post(self, callback: Callable[[], None]) -> None:
         assert self._loop is not None

@@ -31,6 +31,7 @@ from engine.request import (
     TextDelta,
     TokenIds,
 )
+from worker.poison import take_effect
 
 # a step lasts about that long, so that a slow fake does not busy the processor
 STEP_S = 0.005
@@ -107,6 +108,7 @@ class FakeEngine:
         tokens_per_s: Tokens that all requests together get in a second; None is at once.
         kv_tokens: Size of the pretended KV cache.
         sleep: Waits; tests pass their own.
+        poison: Die of prompts that say how; see `worker.poison`.
     """
 
     def __init__(
@@ -119,6 +121,7 @@ class FakeEngine:
         kv_tokens: int = 131072,
         tokens_per_s: float | None = None,
         sleep: Callable[[float], None] = time.sleep,
+        poison: bool = False,
     ) -> None:
         self.tokenizer = ByteTokenizer()
         self.model_name = model_name
@@ -129,6 +132,7 @@ class FakeEngine:
         self.kv_tokens = kv_tokens
         self._tokens_per_s = tokens_per_s
         self._sleep = sleep
+        self._poison = poison
 
         # all the mutable state there is
         self._waiting: dict[str, _Job] = {}
@@ -177,6 +181,9 @@ class FakeEngine:
         """Admit what fits, give every running request its share of tokens, and wait for as long as that takes."""
         self._admit()
         stride = self._stride()
+        if self._poison:
+            for job in self._running.values():
+                take_effect(bytes(job.request.prompt.astype(np.uint8)))
         finished, deltas = [], []
         num_tokens = 0
         for job in list(self._running.values()):

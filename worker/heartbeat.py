@@ -15,12 +15,20 @@ class Heartbeat:
 
     Args:
         fixed: Fields that do not change.
+        before: What the engine had counted before its first job.
     """
 
-    def __init__(self, fixed: dict[str, str | int], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        fixed: dict[str, str | int],
+        before: EngineStats | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._fixed = {"pid": os.getpid(), "host": socket.gethostname(), **fixed}
         self._clock = clock
         self._last_time = clock()
+        self._prompt_tokens_before = before.prompt_tokens if before else 0
+        self._tokens_before = before.generated_tokens if before else 0
         self._last_tokens = 0
 
     def fields(
@@ -28,8 +36,9 @@ class Heartbeat:
     ) -> dict[str, str | int | float]:
         now = self._clock()
         elapsed_s = now - self._last_time
-        rate = (stats.generated_tokens - self._last_tokens) / elapsed_s if elapsed_s > 0 else 0.0
-        self._last_time, self._last_tokens = now, stats.generated_tokens
+        tokens = stats.generated_tokens - self._tokens_before
+        rate = (tokens - self._last_tokens) / elapsed_s if elapsed_s > 0 else 0.0
+        self._last_time, self._last_tokens = now, tokens
         return {
             **self._fixed,
             "state": "draining" if draining else "running",
@@ -41,7 +50,7 @@ class Heartbeat:
             "kv_usage": round(stats.kv_usage, 4),
             "free_tokens": capacity.free_tokens,
             "total_tokens": capacity.total_tokens,
-            "generated_tokens": stats.generated_tokens,
-            "prompt_tokens": stats.prompt_tokens,
+            "generated_tokens": tokens,
+            "prompt_tokens": stats.prompt_tokens - self._prompt_tokens_before,
             "tokens_per_s": round(rate, 1),
         }

@@ -159,9 +159,15 @@ class Jobs:
         is_ours = self._leases.get(held.delivery.job_id) is held and not held.settled
         return is_ours and self._drop(held.delivery.job_id)
 
-    def abandon(self) -> list[Held]:
-        """Take back all jobs that have not ended, when the engine is gone."""
-        return self._take(held for held in self._leases if not held.settled)
+    def abandon(self) -> tuple[list[Held], list[Held]]:
+        """
+        Take back all jobs that have not ended, when the engine is gone.
+
+        Returns:
+            Those that it had been given, of which one may be to blame, and the others.
+        """
+        jobs = self._take(held for held in self._leases if not held.settled)
+        return [held for held in jobs if held.request], [held for held in jobs if not held.request]
 
     def _take(self, jobs: Iterable[Held]) -> list[Held]:
         return [held for held in jobs if self._drop(held.delivery.job_id)]

@@ -6,19 +6,18 @@ The only place that builds things.
 
 import asyncio
 import contextlib
+import faulthandler
 import gc
 import os
-import secrets
-import signal
-import socket
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import NoReturn
 
 import structlog
 
 from engine.config import USUAL_LIMITS, EngineConfig
-from engine.errors import ModelNotFound, StartupError
+from engine.errors import DeviceLost, ModelNotFound, StartupError
 from pagemill.connection import connect_async, timeout_of_a_lease
 from pagemill.consumer import Consumer
 from pagemill.errors import PagemillError, QueueUnavailable, SettingsError
@@ -29,16 +28,17 @@ from worker.fake_engine import FakeEngine
 from worker.health import health_endpoint
 from worker.heartbeat import Heartbeat
 from worker.intake import Intake
-from worker.logs import configure_logging
+from worker.lifeline import DRAINED, FAILED, SERVING, Lifeline, new_worker_id
 from worker.puller import LookAhead, default_look_ahead
 from worker.results import ResultMaker
-from worker.service import Service, ServiceOptions
+from worker.self_test import self_test
+from worker.service import Service, ServiceOptions, StepHung
 from worker.settings import WorkerSettings
+from worker.signals import heed_signals, ignore_signals
+from worker.watchdog import Watchdog
 from worker.webhooks import Webhooks, read_secret
 
 log = structlog.get_logger("worker")
-
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 # the engine's thread must not wait long for the interpreter lock while others hold it
 SWITCH_INTERVAL_S = 0.0005
@@ -46,30 +46,36 @@ SWITCH_INTERVAL_S = 0.0005
 
 def run(settings: WorkerSettings) -> int:
     """Be a worker to its end; returns the exit code."""
-    configure_logging(settings.log_format, settings.log_level)
+    lifeline = Lifeline.parse(settings.supervised) if settings.supervised else None
+    if lifeline is not None:
+        lifeline.hold()
+    # what a library does to us shows on standard error
+    faulthandler.enable()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     # read when torch is imported: threads that spin while they wait take the cores from all others
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
-        return asyncio.run(serve(settings))
+        return asyncio.run(serve(settings, lifeline))
     except SettingsError as error:
         return _explain(error, exits.SETTINGS)
+    except QueueUnavailable as error:
+        return _explain(error, exits.STARTUP if lifeline is None else exits.AWAY)
     except (PagemillError, StartupError) as error:
         return _explain(error, exits.STARTUP)
     except KeyboardInterrupt:
         return exits.STARTUP
 
 
-async def serve(settings: WorkerSettings) -> int:
+async def serve(settings: WorkerSettings, lifeline: Lifeline | None) -> int:
     """
-    Build a worker and run it to its end; returns the exit code.
+    Build a worker and run it to its end; returns the exit code. A worker that failed ends the process.
 
     The server is asked before the model is loaded: a mistake there shows at once.
 
     Raises:
         PagemillError, StartupError: what the operator has to change.
     """
-    worker_id = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+    worker_id = new_worker_id() if lifeline is None else lifeline.worker_id
     store = open_store(settings.object_store) if settings.object_store else None
     secret = read_secret(settings.webhook_secret.get_secret_value()) if settings.webhook_secret else None
     redis = connect_async(settings.redis_url, timeout_s=timeout_of_a_lease(settings.lease_s))
@@ -78,14 +84,14 @@ async def serve(settings: WorkerSettings) -> int:
         await _check_server(consumer, allow_unsafe=settings.allow_unsafe_redis)
         started: list[Service] = []
         async with _health(settings, started):
-            engine, tokenizer = await asyncio.to_thread(build_engine, settings)
+            engine, tokenizer = await asyncio.to_thread(_ready_engine, settings)
             # what is there now stays: the collector need not walk a million objects of libraries between two steps
             gc.collect()
             gc.freeze()
             webhooks = Webhooks(consumer, secret=secret, allow_private=settings.allow_private_webhooks)
             service = build_service(settings, consumer, store, webhooks, engine, tokenizer)
             started.append(service)
-            return await _run(service)
+            return await _run(service, lifeline, step_timeout_s=settings.step_timeout_s)
     finally:
         await redis.aclose()
 
@@ -100,18 +106,44 @@ async def _check_server(consumer: Consumer, *, allow_unsafe: bool) -> None:
         log.warning("server.warning", message=warning)
 
 
-async def _run(service: Service) -> int:
-    _stop_on_signals(service)
+async def _run(service: Service, lifeline: Lifeline | None, *, step_timeout_s: float) -> int:
+    loop = asyncio.get_running_loop()
+    heed_signals(service, lifeline)
+    watchdog = Watchdog(
+        lambda: service.busy_since,
+        lambda: loop.call_soon_threadsafe(service.fail_hung),
+        timeout_s=step_timeout_s,
+    )
+    watchdog.start()
+    if lifeline is not None:
+        lifeline.tell(SERVING)
     try:
         await service.run()
     except Exception as error:
-        # jobs have been handed back, or go to other workers when their leases run out
+        # what had ended is written; what had not has been handed back, or goes to other workers
         log.critical("worker.ended", error=f"{type(error).__name__}: {error}", exc_info=error)
-        return exits.FAILED
+        _end_failed(error, lifeline)
     finally:
-        for number in STOP_SIGNALS:
-            signal.signal(number, signal.SIG_IGN)
+        ignore_signals()
+        watchdog.stop()
+    if lifeline is not None:
+        lifeline.tell(DRAINED)
     return exits.DRAINED
+
+
+def _end_failed(error: Exception, lifeline: Lifeline | None) -> NoReturn:
+    """Leave at once: a device that is lost, or a thread that hangs, may keep an orderly end from coming."""
+    if lifeline is not None:
+        lifeline.tell(f"{FAILED}{type(error).__name__}: {error}")
+    codes: dict[type[Exception], int] = {StepHung: exits.HUNG, DeviceLost: exits.DEVICE_LOST}
+    sys.stderr.flush()
+    os._exit(codes.get(type(error), exits.FAILED))
+
+
+def _ready_engine(settings: WorkerSettings) -> tuple[Engine, Tokenizer]:
+    engine, tokenizer = build_engine(settings)
+    self_test(engine, tokenizer)
+    return engine, tokenizer
 
 
 def build_engine(settings: WorkerSettings) -> tuple[Engine, Tokenizer]:
@@ -128,6 +160,7 @@ def build_engine(settings: WorkerSettings) -> tuple[Engine, Tokenizer]:
             max_model_len=settings.max_model_len or 8192,
             kv_tokens=settings.fake_kv_tokens,
             tokens_per_s=settings.fake_tokens_per_s,
+            poison=settings.fake_poison,
         )
         return fake, fake.tokenizer
 
@@ -179,7 +212,9 @@ def build_service(
         results=ResultMaker(tokenizer=tokenizer, model=model, worker_id=consumer.worker_id),
         store=store,
         webhooks=webhooks,
-        heartbeat=Heartbeat({"model": model, "max_model_len": engine.max_model_len, "engine": settings.engine}),
+        heartbeat=Heartbeat(
+            {"model": model, "max_model_len": engine.max_model_len, "engine": settings.engine}, engine.stats()
+        ),
         options=_service_options(settings, look_ahead, tuple(aliases)),
     )
 
@@ -195,6 +230,7 @@ def _service_options(settings: WorkerSettings, look_ahead: LookAhead, aliases: t
         step_timeout_s=settings.step_timeout_s,
         aliases=aliases,
         max_queued_tokens=settings.max_queued_tokens,
+        supervised=settings.supervised is not None,
     )
 
 
@@ -271,14 +307,6 @@ async def _health(settings: WorkerSettings, started: list[Service]) -> AsyncIter
             raise SettingsError(message) from None
         log.info("health.listening", host=settings.health_host, port=port)
         yield
-
-
-def _stop_on_signals(service: Service) -> None:
-    loop = asyncio.get_running_loop()
-
-    # not the loop's own handlers: these go with the loop, and a late signal would then kill us on the way out
-    for number in STOP_SIGNALS:
-        signal.signal(number, lambda *_: loop.call_soon_threadsafe(service.stop))
 
 
 def _explain(error: Exception, code: int) -> int:

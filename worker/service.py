@@ -9,29 +9,31 @@ handed back, or lost to another worker.
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import structlog
 
+from engine.errors import EngineError
 from pagemill.consumer import Consumer
 from pagemill.errors import QueueUnavailable
-from pagemill.messages import DeathCause, Outcome
+from pagemill.messages import Outcome
 from pagemill.object_store import ObjectStore
 from worker.doorbell import Doorbell
 from worker.engine_port import Engine
 from worker.engine_thread import EngineGone, EngineThread, Turn
 from worker.heartbeat import Heartbeat
 from worker.intake import Intake
+from worker.isolation import Isolation
 from worker.jobs import Jobs
 from worker.leases import Held, Leases
 from worker.puller import NOTHING, Ask, LookAhead, decide
 from worker.raw_intake import RawIntake
 from worker.results import ResultMaker
-from worker.sinks import Sink, keep_trying
+from worker.returns import FLUSH_S, Returns
+from worker.sinks import Sink
 from worker.streams import TokenStreams
 from worker.sweeper import sweep_forever
 from worker.webhooks import Webhooks
@@ -42,10 +44,6 @@ log = structlog.get_logger(__name__)
 MAX_UNWRITTEN = 512
 # an idle worker looks around as often
 IDLE_WAIT_S = 1.0
-RETRY_DELAY_MS = 1000
-MAX_RETRY_DELAY_MS = 60_000
-# time for the last results once nothing runs any more
-FLUSH_S = 5.0
 # beats between two registrations of the names that this worker answers to: a flushed server has forgotten them
 BEATS_PER_REGISTRATION = 30
 
@@ -65,6 +63,7 @@ class ServiceOptions:
         defer_s: Pause before a payload is read again that could not be read.
         max_unreadable_s: A job whose payload could not be read for so long is failed.
         aliases: More names of the model that are routed to this queue.
+        supervised: A supervisor tells the queue how this worker died: what a failed engine had is left to it.
         max_queued_tokens: Raw entries are not adopted while more tokens wait; 0 for no limit.
     """
 
@@ -78,7 +77,12 @@ class ServiceOptions:
     defer_s: float = 5.0
     max_unreadable_s: float = 3600.0
     aliases: tuple[str, ...] = ()
+    supervised: bool = False
     max_queued_tokens: int = 0
+
+
+class StepHung(EngineError):
+    """Raised when a step of the engine does not end."""
 
 
 class Service:
@@ -112,6 +116,19 @@ class Service:
         self._streams = TokenStreams(consumer, self._sink)
         self._pool = ThreadPoolExecutor(options.intake_threads, thread_name_prefix="intake")
         self._raw = RawIntake(consumer.raw, self._pool, max_queued_tokens=options.max_queued_tokens)
+        self._isolation = Isolation(consumer, lease_s=options.lease_s)
+        self._changed, self._stopping, self._hurry = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._crash: BaseException | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._doorbell = Doorbell(consumer, start=self._start, on_change=self._on_change)
+        self._returns = Returns(
+            consumer,
+            defer_s=options.defer_s,
+            stopping=self._stopping,
+            take=lambda held: self._jobs.take(held),
+            on_settled=self._on_settled,
+            start=self._start,
+        )
         self._jobs = Jobs(
             leases=self._leases,
             intake=intake,
@@ -122,15 +139,9 @@ class Service:
             max_attempts=options.max_attempts,
             max_unreadable_s=options.max_unreadable_s,
             on_change=self._on_change,
-            defer=self._defer,
-            bury=self._bury,
+            defer=self._returns.defer,
+            bury=self._returns.bury,
         )
-
-        self._changed, self._stopping, self._hurry = asyncio.Event(), asyncio.Event(), asyncio.Event()
-        self._crash: BaseException | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._deferred: set[asyncio.Task[None]] = set()
-        self._doorbell = Doorbell(consumer, start=self._start, on_change=self._on_change)
 
     @property
     def healthy(self) -> bool:
@@ -140,13 +151,33 @@ class Service:
     def ready(self) -> bool:
         return self._engine.alive and not self._stopping.is_set()
 
+    @property
+    def busy_since(self) -> float | None:
+        """When the engine began what it does now, by its own clock; None while it idles."""
+        return self._engine.busy_since
+
     def stop(self) -> None:
         """Begin to drain; a second call skips the waiting."""
         if self._stopping.is_set():
-            log.warning("drain.hurried", held=len(self._leases))
-            self._hurry.set()
+            self.hurry()
+        else:
+            self.drain()
+
+    def drain(self) -> None:
+        """Begin to drain, or go on with it."""
         self._stopping.set()
         self._changed.set()
+
+    def hurry(self) -> None:
+        """Drain, and have running jobs go back to the queue at once."""
+        log.warning("drain.hurried", held=len(self._leases))
+        self._hurry.set()
+        self.drain()
+
+    def fail_hung(self) -> None:
+        """End, as the engine hangs in a step."""
+        self._engine.give_up()
+        self._fail(StepHung(f"a step of the engine has been running for {self._engine.step_age_s:.0f} s"))
 
     async def run(self) -> None:
         """
@@ -192,7 +223,7 @@ class Service:
 
         # back to the queue before we wait: a peer can start these now
         with contextlib.suppress(EngineGone):
-            await self._release(await self._jobs.take_unstarted(), "unstarted")
+            await self._returns.release(await self._jobs.take_unstarted(), "unstarted")
 
         await self._until(lambda: self._hurry.is_set() or not self._unfinished(), self._options.drain_s)
 
@@ -201,9 +232,7 @@ class Service:
 
         # what has ended is in the table until its result is written
         await self._until(lambda: not len(self._leases), FLUSH_S)
-        # one that is on its way back would else wait for the end of its lease
-        if self._deferred:
-            await asyncio.wait(self._deferred, timeout=FLUSH_S)
+        await self._returns.settle()
         log.info("drain.finished", jobs_done=self.num_done, unwritten=len(self._sink))
 
     async def _until(self, condition: Callable[[], bool], timeout_s: float) -> None:
@@ -221,24 +250,26 @@ class Service:
         except (QueueUnavailable, EngineGone) as error:
             log.warning("drain.not_checkpointed", error=str(error))
         try:
-            await self._release(await self._jobs.take_all(), "running")
+            await self._returns.release(await self._jobs.take_all(), "running")
         except EngineGone:
             await self._abandon()
 
     async def _abandon(self) -> None:
         """
-        Give back what a dead engine had.
+        Give back what a dead engine had never been given; one of the others may have killed it.
 
-        What it had taken may have killed it: that counts as an attempt, so that a poisonous
-        job is given up in the end. The others go back as they are.
+        The supervisor tells the queue of our death, and makes suspects of all that is still ours then.
+        Without one it counts as an attempt, so that a poisonous job is given up in the end.
         """
-        jobs = self._jobs.abandon()
-        await self._release([held for held in jobs if held.request is None], "unstarted")
+        suspects, others = self._jobs.abandon()
+        await self._returns.release(others, "unstarted")
+        if self._options.supervised:
+            log.info("drain.suspected", jobs=len(suspects))
+            return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FLUSH_S):
-                for held in jobs:
-                    if held.request is not None:
-                        await self._retry(held, f"the engine failed: {self._crash}")
+                for held in suspects:
+                    await self._returns.retry(held, f"the engine failed: {self._crash}")
 
     async def _close(self) -> None:
         if not self._crash:
@@ -254,6 +285,8 @@ class Service:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FLUSH_S):
                 await self._sink.close()
+        if self._crash and self._options.supervised:
+            return
         with contextlib.suppress(QueueUnavailable):
             await self._consumer.leave()
 
@@ -262,21 +295,8 @@ class Service:
         pause_s = 0.1
         while not self._stopping.is_set():
             self._changed.clear()
-            ask = self._ask()
-            self._doorbell.listen(ask.starting)
-            if not self._doorbell.calls_for(ask):
-                await self._wait_for_change(IDLE_WAIT_S)
-                continue
             try:
-                deliveries = await self._consumer.pull(
-                    rooms=ask.rooms, job_cap_tokens=self._engine.capacity.total_tokens
-                )
-                self._doorbell.pulled(self._consumer.behind)
-                if deliveries:
-                    self._jobs.receive(deliveries)
-                else:
-                    # what did not fit may fit when something changes here
-                    self._doorbell.listen(ask.starting)
+                if not await self._claim():
                     await self._wait_for_change(IDLE_WAIT_S)
                 pause_s = 0.1
             except QueueUnavailable as error:
@@ -284,8 +304,27 @@ class Service:
                 await self._wait_for_change(pause_s)
                 pause_s = min(5.0, 2 * pause_s)
 
+    async def _claim(self) -> bool:
+        """Claim suspects, if some wait and nothing is held, else what fits; False where nothing was there to claim."""
+        if not len(self._leases) and (suspects := await self._isolation.take()):
+            self._jobs.receive(suspects)
+            return True
+        ask = self._ask()
+        self._doorbell.listen(ask.starting)
+        if not self._doorbell.calls_for(ask):
+            return False
+        deliveries = await self._consumer.pull(rooms=ask.rooms, job_cap_tokens=self._engine.capacity.total_tokens)
+        self._doorbell.pulled(self._consumer.behind)
+        if deliveries:
+            self._jobs.receive(deliveries)
+        else:
+            # what did not fit may fit when something changes here
+            self._doorbell.listen(ask.starting)
+        return bool(deliveries)
+
     def _ask(self) -> Ask:
-        if max(len(self._sink), len(self._deferred)) > MAX_UNWRITTEN:
+        crowded = max(len(self._sink), len(self._returns)) > MAX_UNWRITTEN
+        if crowded or self._isolation.closed(len(self._leases)):
             return NOTHING
         return decide(self._engine.capacity, self._jobs.transit, self._options.look_ahead)
 
@@ -305,6 +344,7 @@ class Service:
                     await self._jobs.forget(renewal.lost)
                 await self._jobs.stop(renewal.cancelled, "cancelled")
                 await self._jobs.stop(renewal.expired, "expired")
+                await self._isolation.look()
                 pause_s = self._leases.renew_every_s
             except QueueUnavailable as error:
                 log.warning("leases.not_renewed", error=str(error))
@@ -356,53 +396,6 @@ class Service:
         else:
             log.warning("result.dropped", job_id=job_id, outcome=outcome)
         self._changed.set()
-
-    def _defer(self, held: Held, why: str) -> None:
-        log.warning("job.deferred", job_id=held.delivery.job_id, why=why, retry_s=self._options.defer_s)
-        task = self._start(self._hand_back_later(held))
-        self._deferred.add(task)
-        task.add_done_callback(self._deferred.discard)
-
-    async def _hand_back_later(self, held: Held) -> None:
-        """
-        Keep a job for a while, under lease, and give it back: a peer may reach what we cannot.
-
-        It costs no attempt. A cancel, a deadline or a drain ends the wait as for any job.
-        """
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._stopping.wait(), self._options.defer_s)
-        # the drain takes back all that it finds here
-        if not self._stopping.is_set() and self._jobs.take(held):
-            await keep_trying("job.hand_back", lambda: self._consumer.release([held.delivery]))
-
-    def _bury(self, held: Held, why: DeathCause, message: str) -> None:
-        self._start(self._bury_at_last(held, why, message))
-
-    async def _bury_at_last(self, held: Held, why: DeathCause, message: str) -> None:
-        while True:
-            delivery = held.delivery
-            bury = partial(self._consumer.bury, delivery, why=why, message=message)
-            outcome = await keep_trying("job.bury", bury)
-            # lost, and pulled again meanwhile: the new entry is ours to bury
-            if outcome not in ("fenced", "gone") or held.delivery is delivery:
-                break
-        self._on_settled(held, outcome)
-
-    async def _retry(self, held: Held, why: str) -> None:
-        log.warning("job.retried", job_id=held.delivery.job_id, attempt=held.delivery.attempt, why=why)
-        delay_ms = min(MAX_RETRY_DELAY_MS, RETRY_DELAY_MS * 2**held.delivery.attempt)
-        await keep_trying("job.retry", lambda: self._consumer.retry(held.delivery, delay_ms=delay_ms, why=why))
-
-    async def _release(self, jobs: Iterable[Held], which: str) -> None:
-        deliveries = [held.delivery for held in jobs]
-        if not deliveries:
-            return
-        try:
-            async with asyncio.timeout(FLUSH_S):
-                released = await keep_trying("jobs.release", lambda: self._consumer.release(deliveries))
-            log.info("drain.handed_back", which=which, jobs=len(deliveries), released=released)
-        except TimeoutError:
-            log.error("drain.not_handed_back", which=which, jobs=len(deliveries), why="their leases will run out")
 
     def _unfinished(self) -> bool:
         return any(not held.settled for held in self._leases)

@@ -6,7 +6,7 @@ from difflib import get_close_matches
 from typing import Any, Literal, Self
 
 from pydantic import ByteSize, Field, SecretStr
-from pydantic_settings import CliSettingsSource
+from pydantic_settings import CliSettingsSource, CliSuppress
 from pydantic_settings.exceptions import SettingsError as ParserError
 
 from pagemill.errors import SettingsError
@@ -104,9 +104,22 @@ class WorkerSettings(ClientSettings):
     )
     fake_kv_tokens: int = Field(131072, ge=1, description="Size of the fake engine's KV cache, in tokens.")
 
+    fake_poison: bool = Field(
+        False, description='The fake engine dies of prompts that say "poison:segv", exit, raise, hang, oom or cuda.'
+    )
+
     # the process
+    supervisor: bool = Field(
+        True, description="A second process starts the worker, tells the queue how it died, and starts it again."
+    )
+    restart_s: float = Field(
+        1.0, ge=0, description="Pause before a worker that died is started again; doubled when that dies soon too."
+    )
+    max_restart_s: float = Field(60.0, ge=0, description="Longest such pause.")
+    # what a supervisor tells the worker that it starts
+    supervised: CliSuppress[str | None] = None
     step_timeout_s: float = Field(
-        300.0, gt=0, description="/healthz answers 503 when a step of the engine has run for longer."
+        300.0, gt=0, description="A worker whose step runs for longer is not healthy, and ends with all stacks shown."
     )
     intake_threads: int = Field(2, ge=1, description="Threads that read and tokenise jobs.")
     health_port: int | None = Field(

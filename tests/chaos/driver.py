@@ -93,14 +93,14 @@ class Fleet:
             worker.send(signal.SIGTERM)
         else:
             self._report.pauses += 1
-            worker.send(signal.SIGSTOP)
+            worker.send_worker(signal.SIGSTOP)
             self._paused[place] = time.monotonic() + self._report.lease_s * self._draw.uniform(1.1, 2.0)
 
     def mend(self) -> None:
         """Wake those whose pause is over and start those that have ended again."""
         for place, until in list(self._paused.items()):
             if time.monotonic() >= until:
-                self.workers[place].send(signal.SIGCONT)
+                self.workers[place].send_worker(signal.SIGCONT)
                 del self._paused[place]
         for place, worker in enumerate(self.workers):
             if not worker.running:
@@ -109,7 +109,7 @@ class Fleet:
     def drain(self) -> list[int]:
         """End all in good order; returns their exit codes."""
         for place in self._paused:
-            self.workers[place].send(signal.SIGCONT)
+            self.workers[place].send_worker(signal.SIGCONT)
         for worker in self.workers:
             wait_for(lambda worker=worker: worker.has_logged("worker.started") or not worker.running, 30)
             worker.send(signal.SIGTERM)

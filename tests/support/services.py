@@ -1,6 +1,7 @@
 """Workers for tests: inside this process on a thread of their own, or as real processes."""
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -8,7 +9,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -107,7 +107,11 @@ class RunningService:
 
 
 class WorkerProcess:
-    """`python -m worker` as a process; its log is JSON lines in a file."""
+    """
+    `python -m worker` as two processes, the supervisor and its worker; their log is JSON lines in a file.
+
+    With --no-supervisor among the flags it is one.
+    """
 
     def __init__(self, log: Path, *flags: str, environment: dict[str, str] | None = None) -> None:
         self.log_path = log
@@ -134,20 +138,36 @@ class WorkerProcess:
     def has_logged(self, event: str) -> bool:
         return any(entry["event"] == event for entry in self.events())
 
+    @property
+    def worker_pid(self) -> int:
+        """The process that does the work, or did it last; the other one starts it and is waited for."""
+        started = [entry["pid"] for entry in self.events() if entry["event"] == "supervisor.started"]
+        return started[-1] if started else self.process.pid
+
     def send(self, number: signal.Signals) -> None:
+        """What an operator sends: to the process that was started."""
         if self.running:
             self.process.send_signal(number)
+
+    def send_worker(self, number: signal.Signals) -> None:
+        """What happens to the working process alone."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.worker_pid, number)
 
     def wait(self, timeout_s: float = 20.0) -> int:
         return self.process.wait(timeout_s)
 
     def kill(self) -> None:
-        """End it at once, also when it is stopped."""
-        self.send(signal.SIGKILL)
+        """End both at once and without a last word, as when a host goes down; also when they are stopped."""
+        if self.running:
+            # the supervisor would tell the queue of the worker's end
+            self.process.send_signal(signal.SIGSTOP)
+            self.send_worker(signal.SIGKILL)
+            self.process.send_signal(signal.SIGKILL)
         self.process.wait()
 
 
-@contextmanager
+@contextlib.contextmanager
 def worker_process(log: Path, *flags: str, environment: dict[str, str] | None = None) -> Iterator[WorkerProcess]:
     """A worker process that is up, and is killed at the end if it still runs."""
     worker = WorkerProcess(log, *flags, environment=environment)

@@ -1,0 +1,71 @@
+"""Ends the process when a step of the engine does not end: a worker that hangs looks like one that works."""
+
+import faulthandler
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+from worker import exits
+
+
+class Watchdog:
+    """
+    Watches how long the engine is at one thing, on a thread of its own.
+
+    Time in which the whole process was stopped does not count. Should the interpreter lock be what
+    hangs, this thread cannot run either; a timer outside of the interpreter then does the same.
+
+    Args:
+        busy_since: When the engine began what it does now, by any clock; None while it idles.
+        on_hang: Called from the thread when the time is over, and all stacks are on standard error.
+        grace_s: How long the process may go on after that, to hand jobs back.
+        leave: Ends the process; tests pass their own.
+    """
+
+    def __init__(
+        self,
+        busy_since: Callable[[], float | None],
+        on_hang: Callable[[], object],
+        *,
+        timeout_s: float,
+        grace_s: float = 15.0,
+        leave: Callable[[int], object] = os._exit,
+    ) -> None:
+        self._busy_since = busy_since
+        self._on_hang = on_hang
+        self._timeout_s = timeout_s
+        self._grace_s = grace_s
+        self._leave = leave
+        self._poll_s = min(1.0, timeout_s / 4)
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._thread.join()
+        faulthandler.cancel_dump_traceback_later()
+
+    def _run(self) -> None:
+        begun: float | None = None
+        watched_s, looked = 0.0, time.monotonic()
+        while not self._stopped.wait(self._poll_s):
+            faulthandler.dump_traceback_later(2 * self._timeout_s + self._grace_s, exit=True)
+            now, since = time.monotonic(), self._busy_since()
+            # a longer pause was one of the whole process
+            passed_s = min(now - looked, 2 * self._poll_s)
+            watched_s = watched_s + passed_s if since is not None and since == begun else 0.0
+            begun, looked = since, now
+            if watched_s > self._timeout_s:
+                self._end()
+                return
+
+    def _end(self) -> None:
+        faulthandler.dump_traceback(sys.__stderr__ or 2, all_threads=True)
+        self._on_hang()
+        self._stopped.wait(self._grace_s)
+        self._leave(exits.HUNG)
