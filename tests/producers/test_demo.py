@@ -35,8 +35,10 @@ def alive(pid: int) -> bool:
         return False
 
 
-def children_of(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+def started_by(pid: int) -> list[int]:
+    """The processes below this one: a server, a supervisor, and its worker."""
+    children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return children + [process for child in children for process in started_by(child)]
 
 
 @pytest.fixture
@@ -116,15 +118,15 @@ def test_interrupted_demo_stops_what_it_started(
     """
     Ctrl-C and SIGTERM end the server and the worker, in order, before the demo itself.
     """
-    children = children_of(slow_demo.pid)
-    assert 2 == len(children)
+    processes = started_by(slow_demo.pid)
+    assert 3 == len(processes)
 
     slow_demo.send_signal(number)
 
     _, errors = slow_demo.communicate(timeout=30)
     assert code == slow_demo.returncode
     assert "stopped" in errors
-    assert [] == [pid for pid in children if alive(pid)]
+    assert [] == [pid for pid in processes if alive(pid)]
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks the Linux kernel")
@@ -132,12 +134,12 @@ def test_killed_demo_leaves_nothing_behind(slow_demo: "subprocess.Popen[str]") -
     """
     Even after SIGKILL, which nobody can handle, server and worker end.
     """
-    children = children_of(slow_demo.pid)
+    processes = started_by(slow_demo.pid)
 
     slow_demo.kill()
     slow_demo.wait()
 
-    wait_until(lambda: not any(alive(pid) for pid in children))
+    wait_until(lambda: not any(alive(pid) for pid in processes))
 
 
 @pytest.mark.parametrize(
