@@ -116,8 +116,7 @@ class WorkerSettings(ClientSettings):
         1.0, ge=0, description="Pause before a worker that died is started again; doubled when that dies soon too."
     )
     max_restart_s: float = Field(60.0, ge=0, description="Longest such pause.")
-    # what a supervisor tells the worker that it starts
-    supervised: CliSuppress[str | None] = None
+    supervised: CliSuppress[str | None] = Field(None, description="What a supervisor tells the worker it starts.")
     step_timeout_s: float = Field(
         300.0, gt=0, description="A worker whose step runs for longer is not healthy, and ends with all stacks shown."
     )
