@@ -20,8 +20,8 @@ class Contact:
 
     def __init__(self, *, lease_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         # heartbeats are a third of a lease apart: with a call that took no longer than half of one
-        # beside it, that is no lease
-        self._too_slow_s = lease_s / 2
+        # beside it, that is no lease. A tenth of a second is a busy machine's doing
+        self._too_slow_s = max(0.1, lease_s / 2)
         self._lease_s = lease_s
         self._clock = clock
         self._lost_at: float | None = None
