@@ -140,14 +140,17 @@ class SamplingState:
         in_prompt, counts = self.in_prompt[slot], self.output_counts[slot]
         in_prompt.zero_()
         in_prompt[self._known_ids(prompt)] = True
-        counts.copy_(torch.bincount(self._known_ids(output), minlength=self.vocab_size))
+        counts.zero_()
+        if len(output):
+            known = self._known_ids(output)
+            counts.index_add_(0, known, torch.ones_like(known, dtype=counts.dtype))
 
     def _set_bias(self, slot: int, params: SamplingParams) -> None:
         self.bias.pop(slot, None)
         inside = {token: bias for token, bias in params.logit_bias.items() if 0 <= token < self.vocab_size}
         if inside:
-            values = torch.tensor(list(inside.values()), dtype=torch.float32, device=self.device)
-            self.bias[slot] = (self._known_ids(list(inside)), values)
+            values = torch.tensor(list(inside.values()), dtype=torch.float32)
+            self.bias[slot] = (self._known_ids(list(inside)), self._sent(values))
 
     def _set_masked_ends(self, slot: int, params: SamplingParams, num_output: int) -> None:
         self.masked_ends.pop(slot, None)
@@ -159,7 +162,11 @@ class SamplingState:
 
     def _known_ids(self, ids: TokenIds | Sequence[int]) -> Tensor:
         tokens = torch.as_tensor(ids, dtype=torch.int64)
-        return tokens[(tokens >= 0) & (tokens < self.vocab_size)].to(self.device)
+        return self._sent(tokens[(tokens >= 0) & (tokens < self.vocab_size)])
+
+    def _sent(self, values: Tensor) -> Tensor:
+        # from pageable memory a copy would wait for all the steps in flight
+        return values.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else values
 
 
 def knob_row(params: SamplingParams) -> list[float]:

@@ -30,9 +30,12 @@ from engine.model.decoder import Decoder
 from engine.model.loader import load_model
 from engine.sampler import Sampler
 from engine.state import SamplingState
+from kernels.cuda.copy_blocks import BOUNCE_BYTES
 
 # graphs that are captured on trial, to know what all of them take
 _TRIAL_GRAPHS = 4
+# cuBLAS takes it anew in the thread that will run the steps (32 MiB on Hopper, its largest)
+_WORKSPACE_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +99,9 @@ def build_runner(
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=max_model_len,
     )
-    cache_bytes = _measure(model, runner, config, max_model_len, device)
     host_bytes = swap_space(config.swap_space_bytes, available_bytes(), config.preemption)
+    later = _WORKSPACE_BYTES + (BOUNCE_BYTES if host_bytes else 0)
+    cache_bytes = _measure(model, runner, config, max_model_len, device, later=later)
     shape = CacheShape.fit(
         decoder.config,
         block_size=config.block_size,
@@ -115,8 +119,15 @@ def build_runner(
 
 
 def _measure(
-    model: CudaModel, runner: CudaModelRunner, config: ResolvedConfig, max_model_len: int, device: torch.device
+    model: CudaModel,
+    runner: CudaModelRunner,
+    config: ResolvedConfig,
+    max_model_len: int,
+    device: torch.device,
+    *,
+    later: int,
 ) -> int:
+    """Bytes for the KV cache; `later` are those that something else takes after it."""
     decoder = model.decoder
     reset_peak(device)
     loaded = snapshot(device)
@@ -129,7 +140,7 @@ def _measure(
     block_bytes = bytes_per_block(decoder.config, block_size=config.block_size, dtype=decoder.dtype)
     # one layer's gathered keys and values are there while a chunk behind a prefix is computed
     gathered = max(MAX_GATHERED_KEYS, max_model_len) * block_bytes // (config.block_size * decoder.config.num_layers)
-    use = memory_use(model.start, loaded, profiled, graphs=graphs + gathered)
+    use = memory_use(model.start, loaded, profiled, graphs=graphs + gathered + later)
     need = SequenceNeed(max_model_len=max_model_len, block_size=config.block_size, block_bytes=block_bytes)
     return kv_budget(model.start, use, need, utilization=config.gpu_memory_utilization, wanted=config.kv_cache_bytes)
 

@@ -20,6 +20,8 @@ from torch import Tensor
 # words of 8 bytes that a program copies: 4 wide loads a thread
 WORDS = 1024
 WORD_BYTES = 8
+# of the buffer on the device that blocks pass through
+BOUNCE_BYTES = 64 << 20
 
 Ids = Sequence[int] | npt.NDArray[np.integer]
 
@@ -97,7 +99,7 @@ class BlockSwapper:
         bounce_bytes: Of the buffer on the device that blocks pass through; at least one block's.
     """
 
-    def __init__(self, block_bytes: int, device: torch.device, bounce_bytes: int = 64 << 20) -> None:
+    def __init__(self, block_bytes: int, device: torch.device, bounce_bytes: int = BOUNCE_BYTES) -> None:
         self._blocks_per_round = max(1, bounce_bytes // block_bytes)
         self._bounce = torch.empty(self._blocks_per_round, block_bytes // WORD_BYTES, dtype=torch.int64, device=device)
         self._uploads = _Uploads(self._blocks_per_round, device)
