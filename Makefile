@@ -16,7 +16,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 export OMP_WAIT_POLICY ?= PASSIVE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv install demo test test-slow test-gpu check format bench-cpu clean
+.PHONY: help venv install demo test test-slow test-gpu chaos check format bench-cpu clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -60,6 +60,9 @@ test-gpu:  ## run the tests that need a GPU, with the python that has its torch 
 test-slow: $(VENV)/.dev $(VENV)/.servers  ## run the slow tests: real model, chaos at full size
 	$(BIN)/python -m pytest -m slow --timeout 900 $(PYTEST_ARGS)
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels/interpreted -m slow --timeout 900 $(PYTEST_ARGS)
+
+chaos: $(VENV)/.dev  ## kill, pause and poison 4 workers over 20,000 jobs, and count the results (CHAOS_ARGS=...)
+	$(BIN)/python -m tests.chaos.driver $(CHAOS_ARGS)
 
 check: $(VENV)/.dev  ## check format, lint, types and import layers
 	$(BIN)/ruff format --check .

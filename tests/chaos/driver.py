@@ -1,25 +1,26 @@
 """
-Kills, stops and pauses workers while they work, and counts the results.
+Kills, stops, pauses and poisons workers while they work, restarts the server, and counts the results.
 
-    python -m tests.chaos.driver --jobs 3000 --workers 3 --lease 2 --seed 1
+    python -m tests.chaos.driver --jobs 20000 --workers 4 --lease 2 --poison 6 --restarts 2
 
-Workers are real processes with the fake engine and a real server between them. Every fraction
-of a second one of them is killed, told to drain, or paused for longer than its lease; those
-that ended are started again. At the end each accepted job must have exactly one result with
-the text that an undisturbed run gives, and nothing may be left in the queue. Prints one line
-of JSON and exits with 1 where anything is wrong.
+Workers are real processes with the fake engine, under their supervisors, and a real server between
+them that writes every change to its append-only file. Every now and then one of the workers is
+killed, alone or with its supervisor, told to drain, or paused for longer than its lease; those that
+ended are started again. Some jobs kill whoever runs them. At the end each accepted job must have
+exactly one result with the text that an undisturbed run gives, the dead letters must be the poison
+and nothing else, and nothing may be left in the queue. Prints one line of JSON and exits with 1
+where anything is wrong, or where the jobs of a worker that was ended ran elsewhere too late.
 """
 
 import argparse
 import json
 import random
-import signal
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from contextlib import ExitStack
 from pathlib import Path
 
 from redis import Redis
@@ -27,162 +28,166 @@ from redis import Redis
 from engine.request import Request
 from engine.sampling_params import SamplingParams
 from pagemill.client import Client
+from pagemill.errors import QueueUnavailable
 from pagemill.keys import QueueKeys
 from pagemill.schema import Job
-from producers.local_redis import local_redis
-from tests.support.servers import leaked_keys, wait_for
-from tests.support.services import WorkerProcess
+from tests.chaos.fleet import Fleet
+from tests.chaos.report import Report
+from tests.chaos.resumes import Resumes
+from tests.support.redis_process import RedisProcess
+from tests.support.servers import leaked_keys
 from worker.fake_engine import ByteTokenizer, FakeEngine
 
 QUEUE = "chaos"
 MAX_TOKENS = 60
+POISONS = ("segv", "raise", "exit", "hang", "cuda")
 
-# one worker: 16 jobs at a time, most of a second each
-WORKER_FLAGS = ("--engine", "fake", "--queue", QUEUE, "--max-num-seqs", "16", "--fake-tokens-per-s", "1200")
-
-
-@dataclass(slots=True)
-class Report:
-    """What was done to the workers, and what came of it."""
-
-    jobs: int
-    workers: int
-    lease_s: float
-    seed: int
-    seconds: float = 0.0
-    kills: int = 0
-    drains: int = 0
-    pauses: int = 0
-    starts: int = 0
-    reclaimed: int = 0
-    released: int = 0
-    fenced: int = 0
-    taken_over: int = 0
-    faults: list[str] = field(default_factory=list)
-
-    @property
-    def ok(self) -> bool:
-        return not self.faults
-
-
-class Fleet:
-    """Worker processes that are meant to be disturbed."""
-
-    def __init__(self, url: str, folder: Path, report: Report, draw: random.Random) -> None:
-        self._flags = (*WORKER_FLAGS, "--redis-url", url, "--lease-s", str(report.lease_s), "--drain-s", "0.5")
-        self._folder = folder
-        self._report = report
-        self._draw = draw
-        self._paused: dict[int, float] = {}
-        self._due = ["drain", "pause", "kill"]
-        self.workers = [self._start() for _ in range(report.workers)]
-
-    def disturb(self) -> None:
-        """Let a fault happen to one worker that has come up."""
-        place = self._draw.randrange(len(self.workers))
-        worker = self.workers[place]
-        if place in self._paused or not worker.has_logged("worker.started"):
-            return
-        # each kind once, and then as it comes
-        fault = self._due.pop() if self._due else self._draw.choices(("kill", "drain", "pause"), (4, 3, 3))[0]
-        if fault == "kill":
-            self._report.kills += 1
-            worker.kill()
-        elif fault == "drain":
-            self._report.drains += 1
-            worker.send(signal.SIGTERM)
-        else:
-            self._report.pauses += 1
-            worker.send_worker(signal.SIGSTOP)
-            self._paused[place] = time.monotonic() + self._report.lease_s * self._draw.uniform(1.1, 2.0)
-
-    def mend(self) -> None:
-        """Wake those whose pause is over and start those that have ended again."""
-        for place, until in list(self._paused.items()):
-            if time.monotonic() >= until:
-                self.workers[place].send_worker(signal.SIGCONT)
-                del self._paused[place]
-        for place, worker in enumerate(self.workers):
-            if not worker.running:
-                self.workers[place] = self._start()
-
-    def drain(self) -> list[int]:
-        """End all in good order; returns their exit codes."""
-        for place in self._paused:
-            self.workers[place].send_worker(signal.SIGCONT)
-        for worker in self.workers:
-            wait_for(lambda worker=worker: worker.has_logged("worker.started") or not worker.running, 30)
-            worker.send(signal.SIGTERM)
-        return [worker.wait(30) for worker in self.workers]
-
-    def kill(self) -> None:
-        for worker in self.workers:
-            worker.kill()
-
-    def _start(self) -> WorkerProcess:
-        self._report.starts += 1
-        return WorkerProcess(self._folder / f"worker-{self._report.starts}.log", *self._flags)
+# one worker: 16 jobs at a time, half a second each
+WORKER_FLAGS = (
+    *("--engine", "fake", "--queue", QUEUE, "--max-num-seqs", "16", "--fake-tokens-per-s", "2000"),
+    *("--fake-poison", "--step-timeout-s", "5", "--restart-s", "0.1"),
+)
+_LOOK_S = 0.05
 
 
 def chaos(
-    jobs: int, workers: int, lease_s: float, seed: int, *, timeout_s: float = 600.0, server: Path | None = None
+    jobs: int,
+    workers: int,
+    lease_s: float,
+    seed: int,
+    *,
+    poison: int = 0,
+    restarts: int = 0,
+    every_s: tuple[float, float] = (0.3, 1.2),
+    timeout_s: float = 600.0,
+    server: Path | None = None,
 ) -> Report:
     """
     Run all jobs under faults and check what came out.
 
     Args:
-        server: The program of the server; by default what `local_redis` finds.
+        poison: Jobs among them that kill their worker.
+        restarts: How often the server is killed and started again, evenly over the jobs.
+        every_s: Between two faults.
+        server: The program of the server; by default what `find_server` finds.
     """
-    report = Report(jobs, workers, lease_s, seed)
+    report = Report(jobs, workers, lease_s, seed, poison=poison)
     draw = random.Random(seed)
+    submitted = make_jobs(jobs, poison, draw)
     started = time.monotonic()
-    with (
-        tempfile.TemporaryDirectory(prefix="pagemill-chaos-") as folder,
-        local_redis(binary=server) as url,
-        Redis.from_url(url, protocol=2) as redis,
-        Client(url, queue=QUEUE) as client,
-    ):
-        submitted = [_job(number) for number in range(jobs)]
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pagemill-chaos-")))
+        redis_server = stack.enter_context(RedisProcess(folder / "redis", binary=server))
+        client = stack.enter_context(Client(redis_server.url, queue=QUEUE))
         client.submit_many(submitted)
-        fleet = Fleet(url, Path(folder), report, draw)
+        resumes = Resumes(redis_server.client, QUEUE, report.longest_resume_s)
+        fleet = Fleet((*WORKER_FLAGS, "--redis-url", redis_server.url), folder, report, resumes, draw)
         try:
-            while _num_ended(client) < jobs and time.monotonic() - started < timeout_s:
-                fleet.mend()
-                fleet.disturb()
-                time.sleep(draw.uniform(0.3, 1.2))
+            run = _Run(client, redis_server, fleet, resumes, report, draw)
+            run.until_all_ended(restarts, every_s, started + timeout_s)
             codes = fleet.drain()
         finally:
             fleet.kill()
         report.seconds = round(time.monotonic() - started, 1)
         report.faults += [f"a drained worker ended with {code}" for code in codes if code != 0]
-        _check_results(client, redis, submitted, report)
-        _check_queue(client, redis, report)
+        _check_results(client, redis_server.client, submitted, report)
+        _check_queue(client, redis_server.client, report)
     return report
 
 
-def _job(number: int) -> Job:
-    return Job.build(prompt=f"prompt number {number}", options={"max_tokens": MAX_TOKENS, "seed": number})
+class _Run:
+    """The time in which faults happen."""
+
+    def __init__(
+        self,
+        client: Client,
+        server: RedisProcess,
+        fleet: Fleet,
+        resumes: Resumes,
+        report: Report,
+        draw: random.Random,
+    ) -> None:
+        self._client, self._server, self._fleet, self._resumes = client, server, fleet, resumes
+        self._report, self._draw = report, draw
+
+    def until_all_ended(self, restarts: int, every_s: tuple[float, float], deadline: float) -> None:
+        num_jobs = self._report.jobs
+        restarts_at = [num_jobs * (number + 1) // (restarts + 1) for number in range(restarts)]
+        next_fault = 0.0
+        while (num_ended := _num_ended(self._client)) < num_jobs and time.monotonic() < deadline:
+            if restarts_at and num_ended >= restarts_at[0]:
+                del restarts_at[0]
+                self._restart_server()
+            self._fleet.mend()
+            if time.monotonic() >= next_fault:
+                self._fleet.disturb()
+                next_fault = time.monotonic() + self._draw.uniform(*every_s)
+            self._resumes.look()
+            time.sleep(_LOOK_S)
+
+    def _restart_server(self) -> None:
+        self._report.server_restarts += 1
+        self._resumes.forget()
+        self._server.kill()
+        time.sleep(self._draw.uniform(0.2, 1.0))
+        self._server.start()
+
+
+def make_jobs(num_jobs: int, num_poison: int, draw: random.Random) -> list[Job]:
+    """Jobs with their seeds; the poison lies anywhere among them."""
+    places = dict(zip(draw.sample(range(num_jobs), num_poison), range(num_poison), strict=True))
+    return [
+        Job.build(
+            prompt=f"poison:{POISONS[places[number] % len(POISONS)]}"
+            if number in places
+            else f"prompt number {number}",
+            options={"max_tokens": MAX_TOKENS, "seed": number},
+        )
+        for number in range(num_jobs)
+    ]
+
+
+def is_poison(job: Job) -> bool:
+    return str(job.prompt).startswith("poison:")
 
 
 def _num_ended(client: Client) -> int:
-    totals = client.stats().totals
+    try:
+        totals = client.stats().totals
+    except QueueUnavailable:
+        return 0
     return sum(totals.get(state, 0) for state in ("done", "failed", "cancelled", "expired"))
 
 
 def _check_results(client: Client, redis: Redis, jobs: Sequence[Job], report: Report) -> None:
-    ends = Counter(fields[b"j"].decode() for _, fields in redis.xrange(QueueKeys(QUEUE).events))
-    several = sum(1 for count in ends.values() if count > 1)
-    missing = sum(1 for job in jobs if job.id not in ends)
-    if several or missing or len(ends) != len(jobs):
-        report.faults.append(f"{len(jobs)} jobs: {len(ends)} ended, {several} of them several times, {missing} missing")
+    ends = Counter(fields[b"j"].decode() for _, fields in redis.xrange(QueueKeys(QUEUE).events) if b"j" in fields)
+    report.results = len(ends)
+    report.duplicated = sum(1 for count in ends.values() if count > 1)
+    report.missing = sum(1 for job in jobs if job.id not in ends)
+    if report.duplicated or report.missing or len(ends) != len(jobs):
+        report.faults.append(
+            f"{len(jobs)} jobs: {len(ends)} ended, {report.duplicated} of them several times, {report.missing} missing"
+        )
+    good = [job for job in jobs if not is_poison(job)]
     wrong = 0
-    for job, text in zip(jobs, expected_texts(jobs), strict=True):
+    for job, text in zip(good, expected_texts(good), strict=True):
         if job.id in ends:
             result = client.result(job.id)
             wrong += (result.status, result.text) != ("done", text)
             report.taken_over += redis.hget(QueueKeys(QUEUE).job(job.id), "lapses") is not None
     if wrong:
         report.faults.append(f"{wrong} results differ from those of an undisturbed run")
+    _check_dead(client, jobs, report)
+
+
+def _check_dead(client: Client, jobs: Sequence[Job], report: Report) -> None:
+    letters = client.dead_letters(limit=report.jobs)
+    report.dead = len(letters)
+    found, wanted = sorted(letter.job_id for letter in letters), sorted(job.id for job in jobs if is_poison(job))
+    if found != wanted or any(letter.why != "poison" for letter in letters):
+        reasons = Counter(letter.why for letter in letters)
+        innocent = len(set(found) - set(wanted))
+        report.faults.append(f"{len(wanted)} jobs are poison and {len(found)} dead, {innocent} innocent: {reasons}")
 
 
 def _check_queue(client: Client, redis: Redis, report: Report) -> None:
@@ -213,15 +218,27 @@ def expected_texts(jobs: Sequence[Job]) -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Disturb workers and count the results.")
-    parser.add_argument("--jobs", type=int, default=3000)
-    parser.add_argument("--workers", type=int, default=3)
+    parser.add_argument("--jobs", type=int, default=20_000)
+    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--poison", type=int, default=6, help="jobs that kill their worker")
+    parser.add_argument("--restarts", type=int, default=2, help="of the server")
+    parser.add_argument("--every", type=float, nargs=2, default=(1.0, 4.0), help="seconds between two faults")
     parser.add_argument("--lease", type=float, default=2.0, help="seconds")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--timeout", type=float, default=600.0, help="seconds after which it has failed")
+    parser.add_argument("--timeout", type=float, default=1800.0, help="seconds after which it has failed")
     flags = parser.parse_args()
-    report = chaos(flags.jobs, flags.workers, flags.lease, flags.seed, timeout_s=flags.timeout)
-    print(json.dumps(asdict(report) | {"ok": report.ok}))
-    return 0 if report.ok else 1
+    report = chaos(
+        flags.jobs,
+        flags.workers,
+        flags.lease,
+        flags.seed,
+        poison=flags.poison,
+        restarts=flags.restarts,
+        every_s=tuple(flags.every),
+        timeout_s=flags.timeout,
+    )
+    print(json.dumps(report.line()))
+    return 0 if report.ok and not report.late else 1
 
 
 if __name__ == "__main__":

@@ -144,6 +144,19 @@ class WorkerProcess:
         started = [entry["pid"] for entry in self.events() if entry["event"] == "supervisor.started"]
         return started[-1] if started else self.process.pid
 
+    @property
+    def worker_id(self) -> str:
+        """Of the process that does the work, or did it last."""
+        return str([entry["worker"] for entry in self.events() if entry["event"] == "supervisor.started"][-1])
+
+    @property
+    def serves(self) -> bool:
+        """Whether the newest process has come up."""
+        steps = [
+            entry["event"] for entry in self.events() if entry["event"] in ("supervisor.started", "worker.started")
+        ]
+        return self.running and steps[-1:] == ["worker.started"]
+
     def send(self, number: signal.Signals) -> None:
         """What an operator sends: to the process that was started."""
         if self.running:

@@ -1,0 +1,67 @@
+"""How long the jobs of a worker that was ended stay in nobody's hands."""
+
+import time
+from dataclasses import dataclass
+
+from redis import Redis
+
+from pagemill.keys import QueueKeys
+from pagemill.messages import TERMINAL_STATES
+
+# a worker of the fake engine holds fewer
+_MOST_JOBS = 1000
+
+
+@dataclass(slots=True)
+class _Gone:
+    kind: str
+    worker_id: str
+    at: float
+    job_ids: set[str]
+
+
+class Resumes:
+    """
+    Watches the jobs of workers that were ended.
+
+    Args:
+        longest: Written: seconds by kind of end.
+    """
+
+    def __init__(self, redis: Redis, queue: str, longest: dict[str, float]) -> None:
+        self._redis = redis
+        self._keys = QueueKeys(queue)
+        self._longest = longest
+        self._gone: list[_Gone] = []
+
+    def held_by(self, worker_id: str) -> set[str]:
+        """The jobs that a worker has claimed and not ended."""
+        found: set[str] = set()
+        for stream in self._redis.smembers(f"{self._keys.base}:pending"):
+            for row in self._redis.xpending_range(stream, "workers", "-", "+", _MOST_JOBS, consumername=worker_id):
+                body = self._redis.xrange(stream, row["message_id"], row["message_id"])
+                found.update(fields[b"j"].decode() for _, fields in body)
+        return found
+
+    def ended(self, kind: str, worker_id: str, job_ids: set[str]) -> None:
+        """Note that a worker was just ended, and what it held."""
+        self._gone.append(_Gone(kind, worker_id, time.monotonic(), job_ids))
+
+    def look(self) -> None:
+        """See which of the jobs are in other hands by now."""
+        for gone in list(self._gone):
+            now = time.monotonic()
+            gone.job_ids = {job_id for job_id in gone.job_ids if self._waits(job_id, gone.worker_id)}
+            if not gone.job_ids:
+                self._gone.remove(gone)
+                self._longest[gone.kind] = max(self._longest.get(gone.kind, 0.0), round(now - gone.at, 2))
+
+    def forget(self) -> None:
+        """The server was away: what waits now waits for it."""
+        self._gone.clear()
+
+    def _waits(self, job_id: str, worker_id: str) -> bool:
+        state, owner = self._redis.hmget(self._keys.job(job_id), "st", "own")
+        if state is None or state.decode() in {*TERMINAL_STATES, "suspect"}:
+            return False
+        return state != b"running" or owner == worker_id.encode()
