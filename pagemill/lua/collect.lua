@@ -26,7 +26,7 @@ local function forget_stream(stream)
   redis.call('SREM', key('pending'), stream)
   local lane, tenant = string.match(string.sub(stream, #base + 1), '^:s:([^:]+):(.+)$')
   redis.call('ZREM', key('ring', lane), tenant)
-  redis.call('HDEL', key('vt', lane), tenant)
+  redis.call('HDEL', key('vt', lane), tenant, tenant .. '!used', tenant .. '!est')
   removed = removed + 1
 end
 

@@ -30,8 +30,9 @@ local function account(lane, tenant, estimated, charged, prompt, completion, gpu
   ran = ran + 1
   totals[1], totals[2], totals[3] = totals[1] + prompt, totals[2] + completion, totals[3] + gpu
   local name = lane .. ' ' .. tenant
-  local debt = debts[name] or { lane, tenant, 0, 0, 0 }
-  debt[3], debt[4], debt[5] = debt[3] + prompt + completion, debt[4] + charged, debt[5] + gpu
+  local debt = debts[name] or { lane = lane, tenant = tenant, jobs = 0, used = 0, charged = 0, estimated = 0, gpu = 0 }
+  debt.jobs, debt.used, debt.gpu = debt.jobs + 1, debt.used + prompt + completion, debt.gpu + gpu
+  debt.charged, debt.estimated = debt.charged + charged, debt.estimated + estimated
   debts[name] = debt
   drained[lane] = (drained[lane] or 0) + estimated
 end
@@ -51,6 +52,20 @@ local function note_drain()
     fields[#fields + 1] = whole((v[i + 2] or 0) * fade + (drained[lane] or 0))
   end
   redis.call('HSET', st, unpack(fields))
+end
+
+-- The tenant pays for what its jobs used, and PULL learns what its estimates are worth: of each sum a
+-- 64th fades with every job.
+local function true_up(debt)
+  local vt, tenant = key('vt', debt.lane), debt.tenant
+  local owed = vtime((debt.used - debt.charged) / weight_of(tenant))
+  if not redis.call('ZADD', key('ring', debt.lane), 'XX', 'INCR', owed, tenant) then
+    redis.call('HINCRBYFLOAT', vt, tenant, owed)
+  end
+  local sums = redis.call('HMGET', vt, tenant .. '!used', tenant .. '!est')
+  local fade = (1 - 1 / 64) ^ debt.jobs
+  redis.call('HSET', vt, tenant .. '!used', vtime((sums[1] or 0) * fade + debt.used), tenant .. '!est',
+    vtime((sums[2] or 0) * fade + debt.estimated))
 end
 
 local function finish(id, stream, entry, status, result, prompt, completion, gpu)
@@ -86,12 +101,8 @@ if ran > 0 then
   note_drain()
 end
 for _, debt in pairs(debts) do
-  local lane, tenant, used, charged, gpu = unpack(debt)
-  count('tenant_tokens:' .. tenant, whole(used))
-  count('tenant_gpu_ms:' .. tenant, whole(gpu))
-  local owed = vtime((used - charged) / weight_of(tenant))
-  if not redis.call('ZADD', key('ring', lane), 'XX', 'INCR', owed, tenant) then
-    redis.call('HINCRBYFLOAT', key('vt', lane), tenant, owed)
-  end
+  count('tenant_tokens:' .. debt.tenant, whole(debt.used))
+  count('tenant_gpu_ms:' .. debt.tenant, whole(debt.gpu))
+  true_up(debt)
 end
 return outcomes

@@ -87,13 +87,24 @@ local function source(rank, tenant, most)
   local entries = peek(stream, most)
   return {
     stream = stream, lane = lane, rank = rank, tenant = tenant, entries = entries, taken = 0,
-    drained = #entries < most,
+    drained = #entries < most, ratio = 1,
   }
 end
 
-local function cost_of(fields)
-  local tokens = tonumber(fields[4])
+local function capped(tokens)
   return cap > 0 and math.min(tokens, cap) or tokens
+end
+
+-- what it takes of a room
+local function cost_of(fields)
+  return capped(tonumber(fields[4]))
+end
+
+-- What its tenant is charged until FINISH knows better: the estimate, corrected by what those of its
+-- jobs that ended lately took. Without that, who estimates four times too much would pay four times
+-- for all that runs.
+local function charge_of(from, fields)
+  return math.max(1, capped(fields[4] * from.ratio))
 end
 
 local held_for, held_since, held_rank =
@@ -119,7 +130,7 @@ local function release_hold(id)
   end
 end
 
--- the head of `from`, if it may be taken
+-- the fields of the head of `from`, if it may be taken
 local function try_take(from)
   local entry = from.entries[from.taken + 1]
   local cost = cost_of(entry[2])
@@ -134,7 +145,7 @@ local function try_take(from)
     local room = rooms[rank]
     room.jobs, room.tokens = room.jobs - 1, room.tokens - cost
   end
-  return cost
+  return entry[2]
 end
 
 local function admit(from, entry, fields)
@@ -159,7 +170,7 @@ local function admit(from, entry, fields)
   end
   if not v[15] then
     -- once: a job that came back is not charged again, and FINISH gives back just this
-    redis.call('HSET', job, 'cost', whole(cost_of(fields)))
+    redis.call('HSET', job, 'cost', vtime(charge_of(from, fields)))
   end
   jobs[#jobs + 1] = claimed(id, v, from.stream, entry, worker, now)
 end
@@ -201,6 +212,12 @@ local function serve_returned(rank)
   claim(from)
 end
 
+local function ratio_of(lane, tenant)
+  local sums = redis.call('HMGET', key('vt', lane), tenant .. '!used', tenant .. '!est')
+  local ratio = sums[2] and sums[1] / math.max(1, sums[2]) or 1
+  return math.min(ratio, 4)
+end
+
 local function tenants_of(rank)
   local flat = redis.call('ZRANGE', key('ring', LANES[rank]), 0, MAX_TENANTS - 1, 'WITHSCORES')
   local found = {}
@@ -208,7 +225,7 @@ local function tenants_of(rank)
   for i = 1, #flat, 2 do
     local from = source(rank, flat[i], share)
     from.vtime = tonumber(flat[i + 1])
-    from.weight = weight_of(flat[i])
+    from.weight, from.ratio = weight_of(flat[i]), ratio_of(LANES[rank], flat[i])
     found[#found + 1] = from
   end
   return found
@@ -233,10 +250,10 @@ local function serve_by_turns(rank, open)
     elseif rooms[rank].jobs <= 0 or looks == 0 then
       stop_here(rank)
     else
-      local start, cost = from.vtime, try_take(from)
-      if cost then
+      local start, fields = from.vtime, try_take(from)
+      if fields then
         served_at = start
-        from.vtime = start + cost / from.weight
+        from.vtime = start + charge_of(from, fields) / from.weight
       else
         table.remove(open, best)
       end

@@ -444,6 +444,7 @@ def test_an_idle_tenant_goes_while_its_worker_lives(
     wait_for(lambda: sweeper.run(sweeper.consumer.sweep()) and not redis.keys(f"{QueueKeys(queue).base}:s:*"))
 
     assert worker.worker_id in client.workers()
+    assert [b"!now"] == redis.hkeys(f"{QueueKeys(queue).base}:vt:standard")
     job_id = client.submit(a_job(tenant="once")).job_id
     assert [job_id] == [job.job_id for job in worker.pull()]
 
