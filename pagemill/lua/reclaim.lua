@@ -1,5 +1,8 @@
--- with: ending
+-- with: ending, suspects
 -- RECLAIM: take jobs back from workers that are gone; a lapse counts, not the attempt.
+--
+-- What became of the worker is not known here. The first time a job is lost like that it goes back
+-- as it is; the second time it is a suspect, with the others that this worker has lost so often.
 --
 -- An entry is taken when it has been idle for a lease and its owner's heartbeat has run out.
 -- After a restart, or a failover to a replica, every lease looks old, so nothing is taken before
@@ -11,7 +14,8 @@
 --   w:<worker>          hash    read: does the owner live
 --   server              hash    run_id of the incarnation that was seen last, and since when
 --   the entries         acked and deleted
---   j:<id>              hash    state queued, attempt taken back, one lapse more, its new entry
+--   j:<id>              hash    state queued or suspect, attempt taken back, one lapse more, why
+--   g:<group>, sus      list    the suspects
 --   s:<lane>:!returned  stream
 --   st, qt:<lane>, bell:<lane>
 -- ARGV
@@ -46,6 +50,8 @@ if now - seen_since() < lease then
 end
 
 local alive, taken = {}, 0
+-- jobs that were lost again, by the worker that had them
+local lost = {}
 
 local function lives(worker)
   if alive[worker] == nil then
@@ -54,7 +60,20 @@ local function lives(worker)
   return alive[worker]
 end
 
-local function take_back(stream, entry)
+local function suspect(ids, worker)
+  local suspects = {}
+  for _, id in ipairs(ids) do
+    if not ended_by_verdict(id, redis.call('HMGET', key('j', id), 'cancel', 'b', 'dl'), now) then
+      redis.call('HSET', key('j', id), 'why', 'it was lost with its worker again, now with ' .. worker)
+      suspects[#suspects + 1] = id
+    end
+  end
+  if #suspects > 0 then
+    split(suspects)
+  end
+end
+
+local function take_back(stream, entry, worker)
   local body = redis.call('XRANGE', stream, entry, entry)[1]
   drop_entry(stream, entry)
   local id = body and body[2][2]
@@ -62,8 +81,12 @@ local function take_back(stream, entry)
   -- a failover can bring back the entry of a job that has ended: it has no more to do
   if v[1] == 'running' and v[2] == entry then
     redis.call('HINCRBY', key('j', id), 'att', -1)
-    redis.call('HINCRBY', key('j', id), 'lapses', 1)
-    hand_back(id, now)
+    if redis.call('HINCRBY', key('j', id), 'lapses', 1) == 1 then
+      hand_back(id, now)
+    else
+      lost[worker] = lost[worker] or {}
+      table.insert(lost[worker], id)
+    end
     taken = taken + 1
   end
 end
@@ -78,10 +101,13 @@ for _, stream in ipairs(page[2]) do
   for _, owner in ipairs(not summary.err and summary[4] or {}) do
     if taken < most and not lives(owner[1]) then
       for _, row in ipairs(redis.call('XPENDING', stream, GROUP, 'IDLE', lease, '-', '+', most - taken, owner[1])) do
-        take_back(stream, row[1])
+        take_back(stream, row[1], owner[1])
       end
     end
   end
+end
+for worker, ids in pairs(lost) do
+  suspect(ids, worker)
 end
 if taken > 0 then
   count('running', -taken)

@@ -293,6 +293,53 @@ def test_a_suspect_that_is_put_off_stays_one(client: Client, consumer: MakeConsu
     assert ([], [job_id]) == (worker.pull(), ids(take(worker)))
 
 
+def lose(consumer: MakeConsumer, take_jobs: Callable[[BlockingConsumer], list[Delivery]]) -> list[str]:
+    """A worker falls silent with what it takes, and a peer's sweep takes that back."""
+    silent, peer = consumer(lease_ms=20), consumer(lease_ms=20)
+    held = ids(take_jobs(silent))
+    num_left = len(held)
+
+    def swept() -> bool:
+        nonlocal num_left
+        num_left -= peer.run(peer.consumer.sweep()).reclaimed
+        return num_left == 0
+
+    wait_for(swept)
+    return held
+
+
+def test_jobs_that_are_lost_again_are_suspects(client: Client, consumer: MakeConsumer) -> None:
+    """
+    A worker that is gone for unknown reasons gets the benefit of the doubt once; then its jobs are halved.
+    """
+    first = [one.job_id for one in client.submit_many([a_job(f"{number}") for number in range(4)])]
+    assert first == lose(consumer, BlockingConsumer.pull)
+    assert {"queued"} == {client.status(job_id).state for job_id in first}
+    fresh = client.submit(a_job("fresh")).job_id
+
+    assert [*first, fresh] == lose(consumer, BlockingConsumer.pull)
+
+    worker = consumer()
+    assert (4, [fresh]) == (client.stats().suspects, ids(worker.pull()))
+    assert "lost with its worker again" in client.status(first[0]).reason
+    halves = [take(worker), take(worker)]
+    assert [first[:2], first[2:]] == [ids(half) for half in halves]
+    assert {(1, 2)} == {(job.attempt, job.lapses) for half in halves for job in half}
+
+
+def test_suspects_that_are_lost_again_are_halved(client: Client, consumer: MakeConsumer) -> None:
+    """
+    Where workers vanish without an obituary, isolation goes on by what is known; nobody is blamed for that alone.
+    """
+    job_ids = [one.job_id for one in client.submit_many([a_job("a"), a_job("b")])]
+    lose(consumer, BlockingConsumer.pull)
+    lose(consumer, BlockingConsumer.pull)
+    for _ in range(3):
+        assert [[job_id] for job_id in job_ids] == [lose(consumer, take), lose(consumer, take)]
+
+    assert (2, 0) == (client.stats().suspects, client.stats().dead)
+
+
 def test_a_waiting_suspect_can_be_cancelled(client: Client, consumer: MakeConsumer, report: Report) -> None:
     """
     It ends at once, and its group is run without it.
