@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from pagemill.cli import main
+from tests.support.suspects import Supervisor
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -33,3 +34,9 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
         return code, printed.out, printed.err
 
     return run_here
+
+
+@pytest.fixture
+def supervisor(server_url: str, queue: str) -> Supervisor:
+    """Whoever sees the test's workers die."""
+    return Supervisor(server_url, queue)
