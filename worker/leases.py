@@ -141,17 +141,15 @@ class Leases:
             for job_id, held in self._held.items()
             if held.in_engine and not held.settled and not held.saved.full and held.since <= oldest
         }
-        if not known:
-            return {}
-        progress = await self._engine.call(lambda engine: engine.progress(known))
-        checkpoints = {}
+        progress = await self._engine.call(lambda engine: engine.progress(known)) if known else {}
         for job_id, answers in progress.items():
             held = self._held.get(job_id)
             # another renewal may have saved it while we asked
-            if held is None or held.request is None or known[job_id] != tuple(held.saved.num_tokens):
-                continue
-            held.saved.add(answers)
-            if held.saved.unsaved:
+            if held is not None and held.request is not None and known[job_id] == tuple(held.saved.num_tokens):
+                held.saved.add(answers)
                 held.meta = held.meta or self._intake.checkpoint_meta(held.request.prompt)
-                checkpoints[job_id] = Checkpoint(held.saved.num_bytes, held.saved.unsaved, held.meta)
-        return checkpoints
+        return {
+            job_id: Checkpoint(held.saved.num_bytes, held.saved.unsaved, held.meta)
+            for job_id, held in self._held.items()
+            if held.saved.unsaved and not held.settled
+        }

@@ -334,9 +334,10 @@ class Service:
 
     async def _renew(self) -> None:
         """Keep the leases, and act on what the queue says of our jobs."""
-        pause_s = self._leases.renew_every_s
+        pause_s, clock = self._leases.renew_every_s, asyncio.get_running_loop().time
         while True:
             await asyncio.sleep(pause_s)
+            began = clock()
             try:
                 renewal = await self._leases.renew()
                 if renewal.lost:
@@ -345,7 +346,8 @@ class Service:
                 await self._jobs.stop(renewal.cancelled, "cancelled")
                 await self._jobs.stop(renewal.expired, "expired")
                 await self._isolation.look()
-                pause_s = self._leases.renew_every_s
+                # it waited for the engine's step to end: what is done again after a kill must not grow by that
+                pause_s = max(0.0, self._leases.renew_every_s - (clock() - began))
             except QueueUnavailable as error:
                 log.warning("leases.not_renewed", error=str(error))
                 pause_s = self._leases.renew_every_s / 4

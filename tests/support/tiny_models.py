@@ -1,5 +1,6 @@
 """Tiny random models of every architecture, made by transformers and saved as model folders."""
 
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from transformers import (
     Qwen2Config,
     Qwen3Config,
 )
+
+from tests.support.tiny_tokenizers import byte_level, save
 
 VOCAB = 199
 
@@ -49,14 +52,19 @@ TINY_CONFIGS: dict[str, PreTrainedConfig] = {
 }
 
 
-def make_tiny_model(name: str) -> PreTrainedModel:
+def make_tiny_model(name: str, **changes: Any) -> PreTrainedModel:
     """
     A random float64 model that computes in float64 throughout.
 
     transformers rounds its norms to float32 even there; torch's own norm takes their place.
+
+    Args:
+        changes: What its configuration has instead.
     """
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(TINY_CONFIGS[name], dtype=torch.float64)
+    config = deepcopy(TINY_CONFIGS[name])
+    config.update(changes)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float64)
     for parent in list(model.modules()):
         for child_name, child in list(parent.named_children()):
             if type(child).__name__.endswith("RMSNorm"):
@@ -73,3 +81,11 @@ def save_tiny_model(name: str, path: Path, **options: Any) -> PreTrainedModel:
     model = make_tiny_model(name)
     model.save_pretrained(path, **options)
     return model
+
+
+def save_tiny_writer(path: Path, *, max_model_len: int = 4096) -> None:
+    """Save a model that reads and writes text, of bytes and pieces of them: a folder that a worker can serve."""
+    tokenizer = byte_level()
+    model = make_tiny_model("qwen3", vocab_size=tokenizer.get_vocab_size(), max_position_embeddings=max_model_len)
+    model.save_pretrained(path)
+    save(tokenizer, path)

@@ -5,6 +5,8 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import pytest
+
 from engine.request import Progress, Request
 from engine.sampling_params import SamplingParams
 from pagemill.errors import QueueUnavailable
@@ -144,6 +146,21 @@ def test_a_checkpoint_without_a_reply_is_sent_again_with_more() -> None:
     assert (first.end, first.end, again.end) == (lost.offset, again.offset, last.offset)
     assert again.records.startswith(lost.records)
     assert [4] == tokens_of(first, again, last)
+
+
+def test_a_full_checkpoint_is_still_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    What fitted and has no reply is repeated until it has one, and nothing is added to it.
+    """
+    monkeypatch.setattr("worker.checkpoints.MAX_CHECKPOINT_BYTES", 40)
+    consumer = ScriptedConsumer(Renewal(), QueueUnavailable("away"))
+    renewals(consumer, times=4, now=1.5, n=2)
+    first, lost, again, last = (checkpoints.get("job") for checkpoints in consumer.checkpoints)
+
+    assert first is not None
+    assert lost is not None
+    assert (24, 36) == (first.end, lost.end)
+    assert (lost, None) == (again, last)
 
 
 def test_a_job_that_comes_back_to_us_is_saved_anew() -> None:
