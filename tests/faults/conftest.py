@@ -1,12 +1,29 @@
 """A proxy before the server, and workers and clients behind it."""
 
 from collections.abc import Callable, Iterator
+from importlib.resources import files
 
 import pytest
+from redis import Redis
 
 from pagemill.client import Client
+from pagemill.scripts import SHARED, load
 from tests.support.servers import BlockingConsumer
 from tests.support.tcp_proxy import TcpProxy
+
+
+def script_names() -> list[str]:
+    """All scripts, by the names of their files."""
+    names = [path.name.removesuffix(".lua") for path in (files("pagemill") / "lua").iterdir()]
+    return sorted(set(names).difference(SHARED))
+
+
+@pytest.fixture
+def known_scripts(redis: Redis) -> list[str]:
+    """The server knows all scripts: a call by hash is carried out, and not answered with NOSCRIPT."""
+    for name in script_names():
+        redis.script_load(load(name).source)
+    return script_names()
 
 
 @pytest.fixture

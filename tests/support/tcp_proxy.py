@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from typing import Literal, Self
 from urllib.parse import urlsplit, urlunsplit
 
+from pagemill.scripts import load
+
 Direction = Literal["to_server", "to_client"]
 BOTH: tuple[Direction, ...] = ("to_server", "to_client")
 
@@ -215,3 +217,9 @@ class TcpProxy:
                 self._losing.remove((command, silently))
                 link.loses = "silent" if silently else "cut"
                 return
+
+
+def lose_replies_of(proxy: TcpProxy, *scripts: str) -> None:
+    """The next reply of each of these scripts is lost; the server is to know them by their hash already."""
+    for name in scripts:
+        proxy.lose_reply(load(name).sha.encode())

@@ -1,0 +1,138 @@
+"""
+As test_lost_replies.py, for what stands beside the life of a job: dead letters, suspects, batches,
+webhooks, raw entries.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from redis import Redis
+
+from pagemill.client import Client
+from pagemill.client_core import prepare
+from pagemill.connection import connect
+from pagemill.errors import JobNotFound, QueueUnavailable
+from pagemill.keys import QueueKeys
+from pagemill.messages import HookDelivery
+from pagemill.obituary import DeathReport, report_death
+from pagemill.raw import Adoption, Refusal
+from pagemill.schema import Failure
+from tests.support.servers import BlockingConsumer, a_job, wait_for
+from tests.support.tcp_proxy import TcpProxy, lose_replies_of
+
+MakeConsumer = Callable[..., BlockingConsumer]
+
+pytestmark = pytest.mark.usefixtures("known_scripts")
+
+
+def test_every_script_is_tested(known_scripts: list[str]) -> None:
+    """
+    Here or in test_lost_replies.py, each script loses a reply.
+    """
+    pages = "".join(page.read_text() for page in Path(__file__).parent.glob("test_lost_replies*.py"))
+
+    assert [] == [name for name in known_scripts if f'"{name}"' not in pages]
+
+
+def test_bury_requeue_and_purge(proxy: TcpProxy, far_client: Client, far_consumer: MakeConsumer) -> None:
+    """
+    One letter is written, its job runs anew once, and a letter that is purged is gone.
+    """
+    job_id = far_client.submit(a_job()).job_id
+    worker = far_consumer()
+    [job] = worker.pull()
+    lose_replies_of(proxy, "bury")
+    assert "duplicate" == worker.run(worker.consumer.bury(job, why="retries", message="given up"))
+    [letter] = far_client.dead_letters()
+
+    lose_replies_of(proxy, "requeue")
+    with pytest.raises(JobNotFound, match="requeued"):
+        far_client.requeue_dead(letter.entry_id)
+    [again] = worker.pull()
+    assert (job_id, 1) == (again.job_id, far_client.stats().running)
+
+    worker.run(worker.consumer.bury(again, why="retries", message="given up"))
+    lose_replies_of(proxy, "purge")
+    far_client.purge_dead([far_client.dead_letters()[0].entry_id])
+    assert ([], 3) == (far_client.dead_letters(), proxy.num_replies_lost)
+
+
+def test_the_death_of_a_worker(proxy: TcpProxy, far_consumer: MakeConsumer, client: Client, queue: str) -> None:
+    """
+    A crash is counted once, and the suspects are given out once.
+    """
+    job_id = client.submit(a_job()).job_id
+    dead, worker = far_consumer(), far_consumer()
+    dead.pull()
+    lose_replies_of(proxy, "obituary")
+    with connect(proxy.url) as redis:
+        report = report_death(redis, queue, dead.worker_id, cause="crash", why="SIGSEGV")
+    assert (DeathReport(), "suspect") == (report, client.status(job_id).state)
+
+    lose_replies_of(proxy, "take_suspects")
+    with pytest.raises(QueueUnavailable):
+        worker.run(worker.consumer.take_suspects())
+    [suspect] = worker.run(worker.consumer.take_suspects())
+
+    assert (job_id, 1, 1, 0) == (suspect.job_id, suspect.attempt, client.stats().running, client.stats().suspects)
+    assert ["done"] == worker.finish(suspect)
+
+
+def test_a_batch(proxy: TcpProxy, far_client: Client, far_consumer: MakeConsumer) -> None:
+    """
+    It is made, sealed, cancelled and counted once.
+    """
+    lose_replies_of(proxy, "create_batch", "seal_batch", "cancel_batches", "cancel_batches")
+    batch_id = far_client.create_batch().batch_id
+    far_client.submit_many([a_job(f"{number}", batch=batch_id) for number in range(3)])
+    far_client.seal_batch(batch_id)
+    worker = far_consumer()
+    worker.finish(*worker.pull(max_jobs=1))
+    far_client.cancel_batch(batch_id)
+    wait_for(lambda: worker.run(worker.consumer.sweep()) and far_client.batch_status(batch_id).ended)
+
+    batch = far_client.batch_status(batch_id)
+    assert (3, 1, 2, 4) == (batch.total, batch.done, batch.cancelled, proxy.num_replies_lost)
+    assert 1 == len(far_client.list_batches())
+
+
+def test_a_webhook(proxy: TcpProxy, far_client: Client, far_consumer: MakeConsumer) -> None:
+    """
+    One that was given out in vain is due again, and its delivery is noted once.
+    """
+    batch_id = far_client.create_batch(webhook="https://example.com/hook").batch_id
+    far_client.seal_batch(batch_id)
+    worker = far_consumer()
+    lose_replies_of(proxy, "take_hooks")
+    assert [] == worker.run(worker.consumer.take_hooks(8, hold_ms=50))
+    [taken] = wait_for(lambda: worker.run(worker.consumer.take_hooks(8, hold_ms=50)))
+
+    lose_replies_of(proxy, "settle_hook")
+    worker.run(worker.consumer.settle_hook(batch_id, HookDelivery("delivered")))
+
+    assert (batch_id, 2) == (taken.batch_id, proxy.num_replies_lost)
+    assert "delivered" == far_client.batch_status(batch_id).webhook_state
+    assert [] == worker.run(worker.consumer.take_hooks(8, hold_ms=50))
+
+
+def test_raw_entries(proxy: TcpProxy, far_consumer: MakeConsumer, client: Client, redis: Redis, queue: str) -> None:
+    """
+    An entry becomes one job or one dead letter, whichever reply was lost on the way.
+    """
+    raw = QueueKeys(queue).raw
+    redis.xadd(raw, {"d": b'{"prompt": "Why?"}'})
+    redis.xadd(raw, {"d": b"garbage"})
+    worker = far_consumer()
+    lose_replies_of(proxy, "take_raw", "adopt", "refuse_raw")
+    good, bad = worker.run(worker.consumer.raw.take())
+    adoption = Adoption(good.entry_id, prepare(a_job("Why?", id=good.job_id)))
+    [answer] = worker.run(worker.consumer.raw.adopt([adoption], 0))
+    refusal = Refusal(bad.entry_id, bad.job_id, Failure(code="invalid_job", message="no JSON"))
+    worker.run(worker.consumer.raw.refuse([refusal]))
+
+    # the second call found the entry gone: the job is there all the same
+    assert (None, 3) == (answer, proxy.num_replies_lost)
+    assert [good.job_id] == [job.job_id for job in worker.pull()]
+    assert ["garbage"] == [letter.why for letter in client.dead_letters()]
+    assert 0 == redis.xlen(raw)
