@@ -1,0 +1,107 @@
+"""Rows of the failure catalogue: an object store that refuses, forgets who we are, or hangs up."""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from pagemill.client import Client
+from pagemill.errors import ObjectStoreError
+from pagemill.object_store import open_store
+from pagemill.schema import Job
+from tests.support.scripted_s3 import Answer, ScriptedS3
+from tests.support.servers import wait_for
+from tests.support.services import RunningService
+
+
+@pytest.fixture(autouse=True)
+def credentials(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Of nobody; and retries of the S3 client that do not wait."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "test")
+    with monkeypatch.context() as patch:
+        patch.setattr("botocore.endpoint.time.sleep", lambda _: None)
+        yield
+
+
+def large(number: int = 0) -> Job:
+    return Job.build(prompt=f"row {number}", options={"max_tokens": 4}, result_store="object")
+
+
+def test_row_28_a_store_that_says_slow_down(server_url: str, queue: str, client: Client) -> None:
+    """
+    Results are offered again, for longer than the S3 client itself tries, and the job stays leased meanwhile.
+    """
+    # after that one the client holds its own rate down
+    busy = [*[Answer(500, code="InternalError")] * 11, Answer(503, code="SlowDown")]
+    with ScriptedS3(*busy) as s3, RunningService(server_url, queue, store=open_store(s3.url), lease_s=0.6):
+        job_id = client.submit(large()).job_id
+        wait_for(lambda: client.status(job_id).state == "done")
+        totals = client.stats().totals
+
+    assert len(busy) + 1 == len(s3.headers)
+    assert (1, 0) == (totals["done"], totals.get("reclaimed", 0))
+
+
+def test_row_29_credentials_that_expire(
+    server_url: str, queue: str, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    An upload that is refused for them is made again with new ones; nothing of it was frozen at the start.
+    """
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "old")
+    monkeypatch.setenv("AWS_CREDENTIAL_EXPIRATION", (datetime.now(UTC) + timedelta(minutes=11)).isoformat())
+    expired = [Answer(400, code="ExpiredToken")] * 2
+    with ScriptedS3(*expired) as s3, RunningService(server_url, queue, store=open_store(s3.url)):
+        job_id = client.submit(large()).job_id
+        wait_for(lambda: s3.headers)
+        monkeypatch.setenv("AWS_SESSION_TOKEN", "new")
+        wait_for(lambda: client.status(job_id).state == "done")
+
+    tokens = [headers["X-Amz-Security-Token"] for headers in s3.headers]
+    assert ("old", "new", 3) == (tokens[0], tokens[-1], len(tokens))
+
+
+def test_row_30_a_read_that_breaks_off() -> None:
+    """
+    Half an object is an error, never a short payload; the next read has all of it.
+    """
+    whole = b"x" * 100_000
+    with ScriptedS3(Answer(body=whole, cut_after=50_000), Answer(body=whole)) as s3:
+        store = open_store(s3.url)
+        with pytest.raises(ObjectStoreError, match="read s3://"):
+            store.get("s3://bucket/prefix/a")
+
+        assert whole == store.get("s3://bucket/prefix/a")
+
+
+def test_row_32_no_checksums_for_stores_that_do_not_know_them() -> None:
+    """
+    A store that is not AWS gets plain bodies, without checksum headers or trailers.
+    """
+    with ScriptedS3() as s3:
+        open_store(s3.url).put("a", b"data")
+    [headers] = s3.headers
+
+    names = {name.lower() for name in headers}
+    assert not any("checksum" in name or "trailer" in name for name in names)
+    assert ("4", None) == (headers["Content-Length"], headers.get("Content-Encoding"))
+
+
+def test_a_payload_is_read_again_when_the_store_broke_off(server_url: str, queue: str, client: Client) -> None:
+    """
+    A worker that got half a payload puts the job off, and it costs no attempt.
+    """
+    payload = Job.build(prompt="p" * 1000, options={"max_tokens": 4}).payload()
+    script = (Answer(), Answer(206, body=payload, cut_after=500), Answer(206, body=payload))
+    with ScriptedS3(*script) as s3:
+        store = open_store(s3.url)
+        job = Job.build(prompt="p" * 100_000, options={"max_tokens": 4})
+        with (
+            Client(server_url, queue=queue, object_store=store) as far,
+            RunningService(server_url, queue, store=store, defer_s=0.02),
+        ):
+            far.submit(job)
+            result = client.result(job.id, wait_s=10)
+
+    assert ("done", 1) == (result.status, result.attempt)
