@@ -105,15 +105,15 @@ def test_a_webhook(proxy: TcpProxy, far_client: Client, far_consumer: MakeConsum
     far_client.seal_batch(batch_id)
     worker = far_consumer()
     lose_replies_of(proxy, "take_hooks")
-    assert [] == worker.run(worker.consumer.take_hooks(8, hold_ms=50))
-    [taken] = wait_for(lambda: worker.run(worker.consumer.take_hooks(8, hold_ms=50)))
+    assert [] == worker.run(worker.consumer.take_hooks(8, hold_ms=1500))
+    [taken] = wait_for(lambda: worker.run(worker.consumer.take_hooks(8, hold_ms=1500)))
 
     lose_replies_of(proxy, "settle_hook")
     worker.run(worker.consumer.settle_hook(batch_id, HookDelivery("delivered")))
 
     assert (batch_id, 2) == (taken.batch_id, proxy.num_replies_lost)
     assert "delivered" == far_client.batch_status(batch_id).webhook_state
-    assert [] == worker.run(worker.consumer.take_hooks(8, hold_ms=50))
+    assert [] == worker.run(worker.consumer.take_hooks(8, hold_ms=1500))
 
 
 def test_raw_entries(proxy: TcpProxy, far_consumer: MakeConsumer, client: Client, redis: Redis, queue: str) -> None:
