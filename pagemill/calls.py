@@ -22,6 +22,7 @@ from pagemill.messages import (
 )
 from pagemill.schema import LANES
 from pagemill.scripts import Arg, Call, load
+from pagemill.versions import SCHEMA_VERSION
 
 # entries that one PULL looks at; more take another call
 PULL_LOOKS = 64
@@ -51,6 +52,7 @@ class Submission(NamedTuple):
     seed: int
     metadata: str
     batch: str = ""
+    version: int = SCHEMA_VERSION
 
 
 Answer = Accepted | Busy | Conflict | BatchNotFound | BatchClosed
@@ -100,9 +102,16 @@ def read_answer(queue: str, job: Submission, reply: list[bytes] | int) -> Answer
 
 
 def pull(
-    keys: QueueKeys, worker_id: str, *, rooms: Sequence[Room], job_cap_tokens: int, lease_ms: int, turn: int
+    keys: QueueKeys,
+    worker_id: str,
+    *,
+    rooms: Sequence[Room],
+    job_cap_tokens: int,
+    lease_ms: int,
+    turn: int,
+    version: int,
 ) -> Call[Pull]:
-    args: list[Arg] = [worker_id, job_cap_tokens, lease_ms, PULL_LOOKS, turn]
+    args: list[Arg] = [worker_id, job_cap_tokens, lease_ms, PULL_LOOKS, turn, version]
     for _, room in zip(LANES, rooms, strict=True):
         args += [room.max_jobs, room.max_tokens]
 
@@ -120,7 +129,7 @@ def _claim(reply: list[Any]) -> tuple[bool, list[Delivery]]:
 
 def _delivery(row: list[bytes]) -> Delivery:
     job_id, lane, tenant, stream, entry_id, attempt, payload, ref = row[:8]
-    tokens, seed, accepted, started, deadline, ttl, streams, checkpoint, meta, lapses, faults = row[8:]
+    tokens, seed, accepted, started, deadline, ttl, streams, checkpoint, meta, lapses, faults, version = row[8:]
     fault, _, num_faults = faults.decode().partition(" ")
     return Delivery(
         job_id=job_id.decode(),
@@ -143,6 +152,7 @@ def _delivery(row: list[bytes]) -> Delivery:
         lapses=int(lapses),
         fault=fault,
         num_faults=int(num_faults or 0),
+        version=int(version),
     )
 
 
@@ -220,9 +230,11 @@ def publish(keys: QueueKeys, worker_id: str, job: Delivery, deltas: Sequence[Tok
     return Call(load("publish"), keys.base, args, bool)
 
 
-def heartbeat(keys: QueueKeys, worker_id: str, *, lease_ms: int, fields: Mapping[str, str | int | float]) -> Call[str]:
+def heartbeat(
+    keys: QueueKeys, worker_id: str, *, lease_ms: int, version: int, fields: Mapping[str, str | int | float]
+) -> Call[str]:
     """Gives the server's run id: another one after a restart or a failover, empty where it does not say."""
-    args: list[Arg] = [worker_id, lease_ms]
+    args: list[Arg] = [worker_id, lease_ms, version]
     for name, value in fields.items():
         args += [name, str(value)]
     return Call(load("heartbeat"), keys.base, args, lambda reply: reply[1].decode())

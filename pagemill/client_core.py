@@ -25,6 +25,7 @@ from pagemill.messages import Accepted, TokenDelta
 from pagemill.object_store import ObjectStore, open_store
 from pagemill.schema import Job, Result
 from pagemill.scripts import Call
+from pagemill.versions import SCHEMA_VERSION
 
 # payloads above this go to the object store, where there is one
 INLINE_BYTES = 64 * 1024
@@ -45,14 +46,14 @@ MAX_ESTIMATE = 2**40
 MAX_HOMES = 100_000
 
 
-def prepare(job: Job) -> Submission:
+def prepare(job: Job, taker: int = SCHEMA_VERSION) -> Submission:
     """
-    Make a job ready for the wire, payload inline.
+    Make a job ready for the wire, payload inline, for workers of version `taker`.
 
     Raises:
         InvalidJob: it cannot be written, or no worker can serve it.
     """
-    job.check()
+    job.check(taker)
     body = job.body()
     seed = job.options.seed
     return Submission(
@@ -70,6 +71,7 @@ def prepare(job: Job) -> Submission:
         seed=int.from_bytes(os.urandom(8)) >> 1 if seed is None else seed,
         metadata=job.model_dump_json(include={"metadata"})[len('{"metadata":') : -1] if job.metadata else "",
         batch=job.batch or "",
+        version=job.version,
     )
 
 

@@ -32,6 +32,7 @@ from pagemill.messages import (
 from pagemill.raw import RawEntries
 from pagemill.schema import LANES, Lane
 from pagemill.scripts import Call, run_async, run_many_async, translated
+from pagemill.versions import SCHEMA_VERSION
 
 T = TypeVar("T")
 
@@ -50,14 +51,19 @@ class Consumer:
     entry is the fence. Leases and heartbeat are to be renewed every third of a lease; peers
     take back what is idle for a lease and whose owner's heartbeat has run out.
 
+    A job of a later `version` of the wire format is left to newer workers, as long as there are some.
+
     All methods raise QueueUnavailable where the server cannot be reached or is out of memory, and
     may be repeated then; `finish` of a job that is published already says "duplicate".
     """
 
-    def __init__(self, redis: Redis, queue: str, *, worker_id: str, lease_ms: int) -> None:
+    def __init__(
+        self, redis: Redis, queue: str, *, worker_id: str, lease_ms: int, version: int = SCHEMA_VERSION
+    ) -> None:
         self.keys = QueueKeys(queue)
         self.worker_id = worker_id
         self.lease_ms = lease_ms
+        self.version = version
         self.raw = RawEntries(redis, self.keys, worker_id)
         self._redis = redis
 
@@ -177,6 +183,7 @@ class Consumer:
             job_cap_tokens=job_cap_tokens,
             lease_ms=self.lease_ms,
             turn=self._turn,
+            version=self.version,
         )
         return await self._claim(call)
 
@@ -334,7 +341,7 @@ class Consumer:
             True where the server is not the one of the heartbeat before: it was restarted, or a
             replica took its place, and it may not know of the last moments.
         """
-        beat = calls.heartbeat(self.keys, self.worker_id, lease_ms=self.lease_ms, fields=fields)
+        beat = calls.heartbeat(self.keys, self.worker_id, lease_ms=self.lease_ms, version=self.version, fields=fields)
         before, self._run_id = self._run_id, await self._run(beat)
         self._replaced |= before not in ("", self._run_id)
         model = fields.get("model")

@@ -3,6 +3,7 @@ What a producer may have to catch, by who must act.
 
 PagemillError
 ├── InvalidJob              change the job: `code` says what kind of fault
+│   └── NewerVersion        it is of a later wire format: a newer Pagemill takes it
 ├── UnknownModel            no queue serves that model
 ├── Conflict                the id or idempotency key was used for something else
 ├── BatchNotFound           no such batch, or it has expired
@@ -16,6 +17,7 @@ PagemillError
 │   └── ServerFull          it is out of memory; a submit raises Busy instead
 ├── UnsafeServer            the server's settings can lose jobs: operator
 ├── ObjectStoreError        an object cannot be read or written: operator
+│   ├── StoreAway           out of reach, or overloaded: it may come back by itself
 │   └── ObjectNotFound      there is no such object (any more)
 └── SettingsError           a setting is unknown or out of range: operator
 """
@@ -35,6 +37,14 @@ class InvalidJob(PagemillError):
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
         self.code = code
+
+
+class NewerVersion(InvalidJob):
+    """Raised when a job is of a wire format that came after this Pagemill."""
+
+    def __init__(self, version: int, message: str) -> None:
+        super().__init__("unsupported_version", message)
+        self.version = version
 
 
 class UnknownModel(PagemillError):
@@ -117,6 +127,10 @@ class UnsafeServer(PagemillError):
 
 class ObjectStoreError(PagemillError):
     """Raised when an object cannot be read or written, after all retries."""
+
+
+class StoreAway(ObjectStoreError):
+    """Raised when the store cannot be reached, or is overloaded; whoever asks later may be served."""
 
 
 class ObjectNotFound(ObjectStoreError):

@@ -32,6 +32,7 @@ keeps them in one slot. The scripts build the same names from the base (lua/comm
     st                  hash    all                     stays
     w:<worker>          hash    HEARTBEAT               one lease after the last one
     workers             zset    HEARTBEAT, COLLECT      with its last member
+    newest              string  HEARTBEAT               one lease after the last one of that version
     orphans             list    ends without a worker   a week after the last one; at most 10,000
     hold:<worker>       string  PULL                    two leases after it was set
     turn:<worker>       string  DISOWN, OBITUARY        after an hour
@@ -52,7 +53,7 @@ of jobs that ended lately. Of vt:<lane>: <tenant>, its virtual time; <tenant>!us
 what its jobs took lately and were estimated at; !now, the virtual time of who was served last.
 
 Fields of j:<id>: st state, fp fingerprint, ln lane, tn tenant, tok tokens, e entry, own
-worker, att attempt, lapses leases that ran out, g group of suspects, crash workers that died while
+worker, v version, att attempt, lapses leases that ran out, g group of suspects, crash workers that died while
 it ran alone, cost tokens that its tenant was charged for it, acc accepted ms, run started ms, end
 ended ms, dl deadline ms, ttl, stream, seed, idem, ref the payload's object, md metadata, ckm
 checkpoint meta, x<answer> characters of it in the token stream, cancel, b batch; why it was put off,
@@ -61,7 +62,7 @@ tokens, GPU ms.
 
 Fields of an entry of dead: j job, why, msg message, at ms, worker, timeout ms where the job had a
 deadline; d payload, or ref its object, or raw what never was a job; and of the job's hash att,
-crash, lapses, ln, tn, tok, ttl, seed, fp, md, stream, idem, b.
+crash, lapses, ln, tn, tok, ttl, seed, fp, md, stream, idem, b, v.
 
 Fields of b:<batch>: fp fingerprint, tn tenant, ttl s, md metadata, created, sealed and ended ms; total,
 done, failed, cancelled, expired; prompt_tokens, completion_tokens, gpu_ms of the jobs that have ended;

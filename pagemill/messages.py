@@ -206,6 +206,7 @@ class Delivery:
         lapses: Times that a peer took it back from a worker that had fallen silent.
         fault: The kind of fault that it was last put off for; empty where it never was.
         num_faults: Times in a row that it was put off for that kind.
+        version: Of the wire format, as the job was submitted; its result is to be of the same.
     """
 
     job_id: str
@@ -228,6 +229,7 @@ class Delivery:
     lapses: int = 0
     fault: str = ""
     num_faults: int = 0
+    version: int = 1
 
 
 @dataclass(frozen=True, slots=True)

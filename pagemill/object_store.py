@@ -19,9 +19,15 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
-from pagemill.errors import ObjectNotFound, ObjectStoreError, SettingsError
+from pagemill.errors import ObjectNotFound, ObjectStoreError, SettingsError, StoreAway
 
 _MISSING = frozenset({"NoSuchKey", "NoSuchBucket", "404", "NotFound"})
+
+# what a store says, besides statuses from 500 on, when it has too much to do
+_OVERLOADED = frozenset({"SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded", "RequestTimeout"})
+
+# what a folder says for ever
+_WRONG_PLACE = (PermissionError, NotADirectoryError, IsADirectoryError)
 
 
 class ObjectStore(Protocol):
@@ -87,7 +93,7 @@ class FileStore:
                 self._fill(file.name, file, data)
             Path(file.name).replace(path)
         except OSError as error:
-            raise ObjectStoreError(f"cannot write {path}: {error}") from error
+            raise _kind_of(error)(f"cannot write {path}: {error}") from error
         return path.as_uri()
 
     @staticmethod
@@ -121,7 +127,7 @@ class FileStore:
         try:
             path.unlink(missing_ok=True)
         except OSError as error:
-            raise ObjectStoreError(f"cannot delete {path}: {error}") from error
+            raise _kind_of(error)(f"cannot delete {path}: {error}") from error
 
     def _path(self, url: str) -> Path:
         parts = urlsplit(url)
@@ -143,7 +149,11 @@ def _file_errors(path: Path) -> Any:
     except FileNotFoundError:
         raise ObjectNotFound(f"there is no object {path}") from None
     except OSError as error:
-        raise ObjectStoreError(f"cannot read {path}: {error}") from error
+        raise _kind_of(error)(f"cannot read {path}: {error}") from error
+
+
+def _kind_of(error: OSError) -> type[ObjectStoreError]:
+    return ObjectStoreError if isinstance(error, _WRONG_PLACE) else StoreAway
 
 
 class S3Store:
@@ -238,16 +248,25 @@ def _s3_client(endpoint: str | None, region: str | None) -> Any:
 
 @contextlib.contextmanager
 def _s3_errors(action: str) -> Any:
-    from botocore.exceptions import BotoCoreError, ClientError
+    from botocore import exceptions as errors
 
+    out_of_reach = (errors.ConnectionError, errors.HTTPClientError, errors.IncompleteReadError, OSError)
     try:
         yield
-    except ClientError as error:
-        if _code(error) in _MISSING:
-            raise ObjectNotFound(f"cannot {action}: {error}") from error
+    except errors.ClientError as error:
+        raise _kind_of_answer(error)(f"cannot {action}: {error}") from error
+    except out_of_reach as error:
+        raise StoreAway(f"cannot {action}: {error}") from error
+    except errors.BotoCoreError as error:
+        # no credentials, a setting that is wrong
         raise ObjectStoreError(f"cannot {action}: {error}") from error
-    except (BotoCoreError, OSError) as error:
-        raise ObjectStoreError(f"cannot {action}: {error}") from error
+
+
+def _kind_of_answer(error: Any) -> type[ObjectStoreError]:
+    status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    if _code(error) in _MISSING:
+        return ObjectNotFound
+    return StoreAway if status >= 500 or _code(error) in _OVERLOADED else ObjectStoreError
 
 
 def _code(error: Any) -> str:

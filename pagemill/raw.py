@@ -62,11 +62,17 @@ class Adoption(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """A raw entry that cannot become a job, and the failure that the job which it names ends with."""
+    """
+    A raw entry that cannot become a job, and the failure that the job which it names ends with.
+
+    Args:
+        version: Where it is of a later wire format: a worker of that version may adopt it.
+    """
 
     entry_id: str
     job_id: str
     failure: Failure
+    version: int = 0
 
 
 class RawEntries:
@@ -102,7 +108,10 @@ class RawEntries:
 
     async def refuse(self, refusals: Sequence[Refusal]) -> int:
         """
-        Put entries to the dead letters; returns how many were still this worker's to refuse.
+        Put entries to the dead letters, or into the hands of a newer worker that may know them.
+
+        Returns:
+            How many went to the dead letters.
         """
         calls = [_refuse(self._keys, self._worker_id, part) for part in _parts(refusals)]
         return sum(await run_many_async(self._redis, calls))
@@ -153,6 +162,6 @@ def _adopt(keys: QueueKeys, adoptions: Sequence[Adoption], max_queued_tokens: in
 
 def _refuse(keys: QueueKeys, worker_id: str, refusals: Sequence[Refusal]) -> Call[int]:
     args: list[Arg] = [worker_id]
-    for entry_id, job_id, failure in refusals:
-        args += (entry_id, job_id, failure.code, failure.message.encode(errors="replace"))
+    for entry_id, job_id, failure, version in refusals:
+        args += (entry_id, job_id, failure.code, failure.message.encode(errors="replace"), version)
     return Call(load("refuse_raw"), keys.base, args, int)

@@ -1,5 +1,5 @@
 """
-Jobs and results as they travel: the wire format, version 1.
+Jobs and results as they travel: the wire format (versions.py).
 
 A job is JSON under the key d:<id>, or in an object; a result likewise under r:<id> (keys.py). Unknown
 fields are refused, so that a misspelt option is an error and not a silent default.
@@ -9,14 +9,11 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import from_json
 
 from pagemill.errors import InvalidJob
 from pagemill.ids import uuid7
-
-SCHEMA_VERSION = 1
-
-# the version before this one, once there is one, is taken too
-SUPPORTED_VERSIONS = frozenset({1})
+from pagemill.versions import SCHEMA_VERSION, check_fields, check_version
 
 MAX_PAYLOAD_BYTES = 8 * 1024 * 1024
 
@@ -61,16 +58,6 @@ Name = Annotated[str, Field(pattern=NAME)]
 
 class _Wire(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class _Versioned(_Wire):
-    version: int = SCHEMA_VERSION
-
-    def payload(self) -> bytes:
-        """As JSON: what was given, and always the version."""
-        # four times as fast as leaving out what equals its default
-        text = self.model_dump_json(exclude_unset=True, exclude={"version"}).encode()
-        return b'{"version":%d,%b' % (self.version, text[1:])
 
 
 def _few(value: Any) -> Any:
@@ -138,7 +125,7 @@ class Options(_Wire):
         return self
 
 
-class Job(_Versioned):
+class Job(_Wire):
     """
     One prompt to be answered.
 
@@ -161,6 +148,7 @@ class Job(_Versioned):
         metadata: Returned with the result; never read. At most 16 KiB.
     """
 
+    version: int = SCHEMA_VERSION
     id: Name = Field(default_factory=uuid7)
     model: str | None = None
     prompt: str | Annotated[tuple[int, ...], Field(fail_fast=True)] | None = None
@@ -208,12 +196,13 @@ class Job(_Versioned):
         return job
 
     @classmethod
-    def parse(cls, payload: bytes) -> Self:
+    def parse(cls, payload: bytes, taker: int = SCHEMA_VERSION) -> Self:
         """
-        Read a job from its payload.
+        Read a job from its payload, for a worker of version `taker`; one without a version is of that.
 
         Raises:
             InvalidJob: with the code that its failure result carries.
+            NewerVersion: it is of a later version.
         """
         if len(payload) > MAX_PAYLOAD_BYTES:
             raise InvalidJob("payload_too_large", _too_large(len(payload)))
@@ -225,21 +214,24 @@ class Job(_Versioned):
         try:
             job = cls.model_validate_json(payload)
         except ValidationError as error:
+            # of a later version's field we can only say that it is unknown: the number says more
+            if (version := _version_in(payload)) is not None:
+                check_version(version, taker)
             raise InvalidJob("invalid_job", explain(error)) from None
-        job.check()
+        if "version" not in job.model_fields_set:
+            job = job.model_copy(update={"version": taker})
+        job.check(taker)
         return job
 
-    def check(self) -> None:
+    def check(self, taker: int = SCHEMA_VERSION) -> None:
         """
-        Refuse what the schema can say but no worker can serve.
+        Refuse what the schema can say but no worker of version `taker` can serve.
 
         Raises:
-            InvalidJob: unsupported_version, not_supported or empty_prompt.
+            InvalidJob: invalid_job, unsupported_version, not_supported or empty_prompt.
         """
-        if self.version not in SUPPORTED_VERSIONS:
-            known = ", ".join(map(str, sorted(SUPPORTED_VERSIONS)))
-            message = f"the job has schema version {self.version}; this Pagemill takes {known}"
-            raise InvalidJob("unsupported_version", message)
+        check_version(self.version, taker)
+        check_fields(self.version, self.model_fields_set)
         if self.options.json_schema is not None:
             raise InvalidJob("not_supported", "options.json_schema is not supported yet: ask for JSON in the prompt")
         if self.prompt is not None and len(self.prompt) == 0:
@@ -333,14 +325,15 @@ class Failure(_Wire):
 ResultStatus = Literal["done", "failed", "cancelled", "expired"]
 
 
-class Result(_Versioned):
+class Result(_Wire):
     """
     How a job ended. There is exactly one for each accepted job.
 
     A cancelled or expired job keeps the text that it had. Times are milliseconds of the
-    server's clock.
+    server's clock. `version` is that of its JSON, which may lack what came later.
     """
 
+    version: int = SCHEMA_VERSION
     job_id: str
     status: ResultStatus
     completions: tuple[Completion, ...] = ()
@@ -358,6 +351,13 @@ class Result(_Versioned):
     def text(self) -> str:
         """The first answer's text; empty where there is none."""
         return self.completions[0].text if self.completions else ""
+
+    def payload(self) -> bytes:
+        """As JSON of its version: what was given and is known there, and always the version."""
+        later = {} if self.version >= 2 else {"usage": {"gpu_ms"}}
+        # four times as fast as leaving out what equals its default
+        text = self.model_dump_json(exclude_unset=True, exclude={"version": True, **later}).encode()
+        return b'{"version":%d,%b' % (self.version, text[1:])
 
 
 def check_metadata(metadata: Mapping[str, str]) -> None:
@@ -383,6 +383,16 @@ def explain(error: ValidationError) -> str:
     if len(faults) > MAX_FAULTS:
         lines.append(f"and {len(faults) - MAX_FAULTS:,} more")
     return "; ".join(lines)
+
+
+def _version_in(payload: bytes) -> int | None:
+    """The version that a payload says, whatever else is in it."""
+    try:
+        value = from_json(payload)
+    except ValueError:
+        return None
+    version = value.get("version") if isinstance(value, dict) else None
+    return version if type(version) is int else None
 
 
 def _show(value: object) -> str:

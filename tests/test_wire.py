@@ -1,6 +1,5 @@
 """The examples of docs/wire.md are programs that work."""
 
-import json
 import os
 import re
 import shutil
@@ -12,7 +11,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from pagemill.schema import Job, Result
+from pagemill.schema import Job, Result, Usage
+from pagemill.versions import SCHEMA_VERSION
 from producers.child import Child
 from producers.local_redis import local_redis
 from tests.support.servers import oldest_redis
@@ -91,7 +91,10 @@ def test_the_result_shown_is_one() -> None:
     """
     The example of a result is what the schema takes.
     """
-    assert "done" == Result.model_validate(json.loads(example("json")) | {"version": 1}).status
+    result = Result.model_validate_json(example("json"))
+
+    assert ("done", SCHEMA_VERSION) == (result.status, result.version)
+    assert set(Usage.model_fields) == result.usage.model_fields_set
 
 
 def test_the_page_names_every_field_of_a_job() -> None:

@@ -15,12 +15,14 @@ import structlog
 from engine.errors import EmptyPrompt, PromptTooLong, RequestError
 from engine.request import Progress, Request, TokenIds
 from engine.sampling_params import SamplingParams
-from pagemill.errors import InvalidJob, ObjectNotFound, ObjectStoreError
+from pagemill.errors import InvalidJob, NewerVersion, ObjectNotFound, ObjectStoreError, StoreAway
 from pagemill.messages import Delivery
 from pagemill.object_store import ObjectStore
 from pagemill.schema import LANES, MAX_PAYLOAD_BYTES, Failure, Job, Options
+from pagemill.versions import SCHEMA_VERSION
 from worker.checkpoints import FORMAT, BadCheckpoint, decode
 from worker.engine_port import Tokenizer
+from worker.retries import Fault
 
 log = structlog.get_logger(__name__)
 
@@ -45,9 +47,10 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Deferred:
-    """A job whose payload cannot be read now."""
+    """A job that cannot be read now, or not here: the kind of fault, and what it is in words."""
 
     delivery: Delivery
+    fault: Fault
     why: str
 
 
@@ -64,6 +67,7 @@ class Intake:
         fingerprint: Names model, weights, tokenizer and dtype: tokens of another are not resumed.
         store: Where large payloads lie; None where the operator gave none.
         shared_tenants: Tenants find each other's prompts in the prefix cache.
+        version: The newest wire format that this worker takes.
     """
 
     tokenizer: Tokenizer
@@ -72,6 +76,7 @@ class Intake:
     fingerprint: str
     store: ObjectStore | None = None
     shared_tenants: bool = False
+    version: int = SCHEMA_VERSION
 
     def prepare(self, deliveries: Sequence[Delivery]) -> list[Prepared]:
         """Prepare each delivery by itself; in order, none left out."""
@@ -85,14 +90,20 @@ class Intake:
     def _prepare(self, delivery: Delivery) -> Prepared:
         job = None
         try:
-            job = Job.parse(self._payload(delivery))
+            job = Job.parse(self._payload(delivery), self.version)
             request = self._request(delivery, job)
+        except NewerVersion as error:
+            return Deferred(delivery, "version", str(error))
         except (InvalidJob, RequestError) as error:
             return Refused(delivery, Failure.model_validate({"code": error.code, "message": str(error)}), job)
         except ObjectNotFound as error:
             return Refused(delivery, Failure(code="lost_payload", message=str(error)))
+        except StoreAway as error:
+            return Deferred(delivery, "store", str(error))
         except ObjectStoreError as error:
-            return Deferred(delivery, str(error))
+            return Deferred(delivery, "payload", str(error))
+        except MemoryError:
+            return Deferred(delivery, "memory", "the worker had no memory to read the job")
         except Exception as error:
             # a fault of ours, met on one job's data: that job pays, the others go on
             log.exception("job.intake_failed", job_id=delivery.job_id)

@@ -13,13 +13,14 @@ import structlog
 from engine.errors import RequestError
 from engine.request import Request, RequestOutput
 from pagemill.messages import DeathCause, Delivery
-from pagemill.schema import LANES, Failure, ResultStatus
+from pagemill.schema import LANES, Failure, FailureCode, ResultStatus
 from worker.checkpoints import Saved
-from worker.deferrals import Deferrals
 from worker.engine_thread import EngineThread, Turn
 from worker.intake import Accepted, Deferred, Intake, Prepared, Refused
 from worker.leases import Held, Leases
 from worker.puller import Transit
+from worker.results import errors_in
+from worker.retries import Fault
 from worker.sinks import Ended, Sink
 from worker.streams import TokenStreams
 
@@ -37,9 +38,8 @@ class Jobs:
 
     Args:
         max_attempts: A job that was tried so many times without an end is failed, not run again.
-        max_unreadable_s: A job whose payload could not be read for so long is failed.
         on_change: Called when there may be room for more jobs, or none is left.
-        defer: Puts a job off whose payload cannot be read now; it stays in the table of leases.
+        put_off: Has a job tried again after a fault; False where it was tried often enough, and stays here.
         bury: Makes a job that is given up a dead letter; it stays in the table until then.
     """
 
@@ -53,9 +53,8 @@ class Jobs:
         sink: Sink,
         streams: TokenStreams,
         max_attempts: int,
-        max_unreadable_s: float,
         on_change: Callable[[], None],
-        defer: Callable[[Held, str], None],
+        put_off: Callable[[Held, Fault, str], bool],
         bury: Callable[[Held, DeathCause, str], None],
     ) -> None:
         self._leases = leases
@@ -65,14 +64,12 @@ class Jobs:
         self._sink = sink
         self._streams = streams
         self._max_attempts = max_attempts
-        self._max_unreadable_s = max_unreadable_s
         self._on_change = on_change
-        self._defer = defer
+        self._put_off = put_off
         self._bury = bury
 
         # what the engine's capacity does not know of yet, by job, with its lane
         self._transit: dict[str, tuple[str, Transit]] = {}
-        self._deferrals = Deferrals(forget_s=max_unreadable_s / 4)
         # set by a drain: what the intake still has does not go on to the engine
         self._closed = False
 
@@ -114,7 +111,7 @@ class Jobs:
                 if held := self._leases.get(delta.request_id):
                     self._streams.put(held, delta)
             for output in turn.finished:
-                self._finish(output.request_id, "done", output)
+                self._take_output(output)
         self._on_change()
 
     async def stop(self, job_ids: Iterable[str], status: ResultStatus) -> None:
@@ -187,8 +184,7 @@ class Jobs:
                 continue
             match prepared:
                 case Deferred():
-                    self._put_off(held, prepared.why)
-                    continue
+                    self._try_later(held, prepared.fault, prepared.why)
                 case Refused():
                     log.info("job.refused", job_id=held.delivery.job_id, code=prepared.failure.code)
                     held.job = prepared.job
@@ -196,7 +192,6 @@ class Jobs:
                 case Accepted() if not self._closed and held.stopped_as is None:
                     self._enter(held, prepared)
                     requests.append(prepared.request)
-            self._deferrals.clear(held.delivery.job_id)
         if requests:
             self._engine.add(requests)
 
@@ -209,16 +204,27 @@ class Jobs:
         delivery = held.delivery
         self._transit[request.request_id] = delivery.lane, Transit(request.params.n, delivery.tokens)
 
-    def _put_off(self, held: Held, why: str) -> None:
-        """Have a job tried again whose payload cannot be read now, unless that has gone on for too long."""
-        job_id = held.delivery.job_id
-        self._transit.pop(job_id, None)
-        if self._deferrals.note(job_id) < self._max_unreadable_s:
-            self._defer(held, why)
+    def _try_later(self, held: Held, fault: Fault, why: str) -> None:
+        """Have a job put off that cannot be read now, or here, unless that has gone on for too long."""
+        self._transit.pop(held.delivery.job_id, None)
+        if self._put_off(held, fault, why):
+            self._on_change()
             return
-        self._deferrals.clear(job_id)
-        message = f"the payload was unreadable for {self._max_unreadable_s:.0f} s, and the job is given up: {why}"
-        self._end(Ended(held, "failed", failure=Failure(code="lost_payload", message=message)))
+        message = f"the job is given up after {held.delivery.num_faults + 1} tries: {why}"
+        log.error("job.given_up", job_id=held.delivery.job_id, fault=fault, tries=held.delivery.num_faults + 1)
+        if fault == "memory":
+            held.settled = True
+            self._bury(held, "retries", message)
+        else:
+            code: FailureCode = "unsupported_version" if fault == "version" else "lost_payload"
+            self._end(Ended(held, "failed", failure=Failure(code=code, message=message)))
+
+    def _take_output(self, output: RequestOutput) -> None:
+        """End a job, or have it tried again where its answer is none: that may be the device's fault."""
+        held = self._leases.get(output.request_id)
+        errors = errors_in(output)
+        if held is None or held.settled or not errors or not self._put_off(held, "answer", "; ".join(errors)):
+            self._finish(output.request_id, "done", output)
 
     def _finish(self, job_id: str, status: ResultStatus, output: RequestOutput | None) -> None:
         held = self._leases.get(job_id)

@@ -9,6 +9,7 @@ are in its hands is read from the server each time.
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from re import fullmatch
 from typing import Any, NamedTuple
 
@@ -17,9 +18,10 @@ from pydantic_core import from_json
 
 from pagemill.calls import Submission
 from pagemill.client_core import prepare
-from pagemill.errors import Busy, Conflict, InvalidJob, PagemillError, QueueUnavailable
+from pagemill.errors import Busy, Conflict, InvalidJob, NewerVersion, PagemillError, QueueUnavailable
 from pagemill.raw import Adoption, RawEntries, RawEntry, Refusal
 from pagemill.schema import NAME, Failure, Job
+from pagemill.versions import SCHEMA_VERSION
 
 log = structlog.get_logger(__name__)
 
@@ -43,11 +45,13 @@ class RawIntake:
 
     Args:
         pool: Parses; an entry may have megabytes.
+        version: The newest wire format that this worker takes.
         max_queued_tokens: Entries are left where they are while more tokens wait.
     """
 
-    def __init__(self, entries: RawEntries, pool: ThreadPoolExecutor, *, max_queued_tokens: int) -> None:
+    def __init__(self, entries: RawEntries, pool: ThreadPoolExecutor, *, version: int, max_queued_tokens: int) -> None:
         self._entries = entries
+        self._version = version
         self._pool = pool
         self._max_queued_tokens = max_queued_tokens
 
@@ -69,7 +73,8 @@ class RawIntake:
         if not entries:
             await self._entries.wait(IDLE_WAIT_S)
             return 0.0
-        adoptions, refusals = await asyncio.get_running_loop().run_in_executor(self._pool, judge, entries)
+        look = partial(judge, entries, self._version)
+        adoptions, refusals = await asyncio.get_running_loop().run_in_executor(self._pool, look)
         answers = await self._entries.adopt(adoptions, self._max_queued_tokens)
         own_ids = {entry.entry_id: entry.job_id for entry in entries}
         busy_s = 0.0
@@ -82,19 +87,21 @@ class RawIntake:
                     refusals.append(_refusal(entry_id, own_ids[entry_id], "invalid_job", str(answer)))
                 case PagemillError():
                     refusals.append(_refusal(entry_id, submission.job_id, "invalid_job", str(answer)))
-        if refusals:
+        if refusals and (num_refused := await self._entries.refuse(refusals)):
             # the reasons stand in the dead letters: they may quote what somebody wrote
-            log.warning("raw.refused", entries=len(refusals), first=refusals[0].entry_id)
-            await self._entries.refuse(refusals)
+            log.warning("raw.refused", entries=num_refused, first=refusals[0].entry_id)
         return busy_s
 
 
-def judge(entries: Sequence[RawEntry]) -> Judged:
-    """Read each entry by itself; none is left out."""
+def judge(entries: Sequence[RawEntry], version: int = SCHEMA_VERSION) -> Judged:
+    """Read each entry by itself, for a worker of that version; none is left out."""
     judged = Judged([], [])
     for entry in entries:
         try:
-            judged.adoptions.append(Adoption(entry.entry_id, _submission(entry)))
+            judged.adoptions.append(Adoption(entry.entry_id, _submission(entry, version)))
+        except NewerVersion as error:
+            refusal = _refusal(entry.entry_id, _id_in(entry), error.code, str(error))
+            judged.refusals.append(refusal._replace(version=error.version))
         except InvalidJob as error:
             judged.refusals.append(_refusal(entry.entry_id, _id_in(entry), error.code, str(error)))
         except Exception as error:
@@ -105,14 +112,14 @@ def judge(entries: Sequence[RawEntry]) -> Judged:
     return judged
 
 
-def _submission(entry: RawEntry) -> Submission:
+def _submission(entry: RawEntry, version: int) -> Submission:
     if entry.payload is None:
         names = ", ".join(repr(name[:40])[1:] for name in entry.fields[:16:2])
         raise InvalidJob("invalid_job", f"the entry has the fields {names}: want d alone, the job as JSON")
-    job = Job.parse(entry.payload)
+    job = Job.parse(entry.payload, version)
     if "id" not in job.model_fields_set:
         job = job.model_copy(update={"id": entry.job_id})
-    return prepare(job)
+    return prepare(job, version)
 
 
 def _refusal(entry_id: str, job_id: str, code: str, message: str) -> Refusal:

@@ -6,6 +6,7 @@ from engine import request as engine_types
 from engine.request import FinishReason, RequestOutput
 from pagemill.messages import Delivery
 from pagemill.schema import Completion, Failure, Result, ResultStatus, TokenLogprob, Usage
+from pagemill.versions import SCHEMA_VERSION
 from worker.engine_port import Tokenizer
 
 
@@ -37,10 +38,10 @@ class ResultMaker:
         An answer that ended in an error makes the whole job failed, without text.
         """
         completions = output.completions if output else ()
-        errors = [one.error or "no details" for one in completions if one.finish_reason is FinishReason.ERROR]
-        if errors:
+        if errors := errors_in(output) if output else []:
             status, failure, completions = "failed", Failure(code="engine_error", message="; ".join(errors)), ()
         return Result(
+            version=max(1, min(delivery.version, SCHEMA_VERSION)),
             job_id=delivery.job_id,
             status=status,
             completions=tuple(map(self._completion, completions)),
@@ -79,6 +80,11 @@ class ResultMaker:
             logprob=one.logprob,
             top=tuple((token_id, text(token_id), logprob) for token_id, logprob in one.top),
         )
+
+
+def errors_in(output: RequestOutput) -> list[str]:
+    """What went wrong with answers that are none."""
+    return [one.error or "no details" for one in output.completions if one.finish_reason is FinishReason.ERROR]
 
 
 def _usage(output: RequestOutput) -> Usage:

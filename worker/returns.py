@@ -1,8 +1,10 @@
 """Jobs that leave this worker without a result: handed back, put off, or buried."""
 
 import asyncio
-import contextlib
-from collections.abc import Callable, Coroutine, Iterable
+import heapq
+import random
+import time
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -11,12 +13,11 @@ import structlog
 from pagemill.consumer import Consumer
 from pagemill.messages import DeathCause, Outcome
 from worker.leases import Held
+from worker.retries import POLICIES, Fault, Policy, next_pause_s, num_faults_with
 from worker.sinks import keep_trying
 
 log = structlog.get_logger(__name__)
 
-RETRY_DELAY_MS = 1000
-MAX_RETRY_DELAY_MS = 60_000
 # time for the last words to the queue once nothing runs any more
 FLUSH_S = 5.0
 
@@ -26,49 +27,63 @@ class Returns:
     Gives jobs back to the queue.
 
     Args:
-        defer_s: Pause before a payload is read again that could not be read.
-        stopping: Set when the worker drains.
+        policies: How often jobs are tried again, by kind of fault.
         take: Takes a job out of this worker's hands; False where it is in them no more.
         on_settled: Called for each job that has been buried, or belongs to another.
         start: Runs a coroutine beside all else.
+        rng: Draws the pauses.
     """
 
     def __init__(
         self,
         consumer: Consumer,
         *,
-        defer_s: float,
-        stopping: asyncio.Event,
+        policies: Mapping[Fault, Policy] = POLICIES,
         take: Callable[[Held], bool],
         on_settled: Callable[[Held, Outcome], None],
         start: Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"],
+        rng: random.Random | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._consumer = consumer
-        self._defer_s = defer_s
-        self._stopping = stopping
+        self._policies = policies
         self._take = take
         self._on_settled = on_settled
         self._start = start
+        self._rng = rng or random.Random()
+        self._clock = clock
+
+        # all the mutable state there is; times at which jobs are due that were put off here, a heap
         self._pending: set[asyncio.Task[None]] = set()
+        self._due: list[float] = []
 
     def __len__(self) -> int:
-        """Jobs on their way back, or to the dead letters."""
-        return len(self._pending)
+        """Jobs on their way back or to the dead letters, and those put off that are not due yet."""
+        while self._due and self._due[0] <= self._clock():
+            heapq.heappop(self._due)
+        return len(self._pending) + len(self._due)
 
-    def defer(self, held: Held, why: str) -> None:
-        """Put off a job whose payload cannot be read now."""
-        log.warning("job.deferred", job_id=held.delivery.job_id, why=why, retry_s=self._defer_s)
-        self._start_pending(self._hand_back_later(held))
+    def put_off(self, held: Held, fault: Fault, why: str) -> bool:
+        """
+        Have a job tried again later, by whoever takes it then; False where it was tried often enough.
+        """
+        num_faults = num_faults_with(fault, held.delivery.fault, held.delivery.num_faults)
+        pause_s = next_pause_s(self._policies[fault], num_faults, self._rng)
+        if pause_s is None:
+            return False
+        if self._take(held):
+            heapq.heappush(self._due, self._clock() + pause_s)
+            self._start_pending(self._retry(held, fault, why, num_faults, pause_s))
+        return True
 
     def bury(self, held: Held, why: DeathCause, message: str) -> None:
         """Give up a job: it goes to the dead letters."""
         self._start_pending(self._bury(held, why, message))
 
-    async def retry(self, held: Held, why: str) -> None:
-        """Have a job tried again later, by whoever takes it then."""
-        log.warning("job.retried", job_id=held.delivery.job_id, attempt=held.delivery.attempt, why=why)
-        delay_ms = min(MAX_RETRY_DELAY_MS, RETRY_DELAY_MS * 2**held.delivery.attempt)
-        await keep_trying("job.retry", lambda: self._consumer.retry(held.delivery, delay_ms=delay_ms, why=why))
+    async def retry(self, held: Held, fault: Fault, why: str) -> None:
+        """As `put_off`, of a job that is in no table any more, and however often it was tried."""
+        num_faults = num_faults_with(fault, held.delivery.fault, held.delivery.num_faults)
+        await self._retry(held, fault, why, num_faults, self._policies[fault].pause_s(num_faults, self._rng))
 
     async def release(self, jobs: Iterable[Held], which: str) -> None:
         """Hand jobs back at once, at no cost to them."""
@@ -87,17 +102,20 @@ class Returns:
         if self._pending:
             await asyncio.wait(self._pending, timeout=FLUSH_S)
 
-    async def _hand_back_later(self, held: Held) -> None:
-        """
-        Keep a job for a while, under lease, and give it back: a peer may reach what we cannot.
-
-        It costs no attempt. A cancel, a deadline or a drain ends the wait as for any job.
-        """
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._stopping.wait(), self._defer_s)
-        # the drain takes back all that it finds here
-        if not self._stopping.is_set() and self._take(held):
-            await keep_trying("job.hand_back", lambda: self._consumer.release([held.delivery]))
+    async def _retry(self, held: Held, fault: Fault, why: str, num_faults: int, pause_s: float) -> None:
+        delivery = held.delivery
+        log.warning(
+            "job.put_off", job_id=delivery.job_id, fault=fault, times=num_faults, why=why, retry_s=round(pause_s, 2)
+        )
+        retry = partial(
+            self._consumer.retry,
+            delivery,
+            delay_ms=round(pause_s * 1000),
+            why=why,
+            fault=fault,
+            counts=self._policies[fault].counts,
+        )
+        await keep_trying("job.put_off", retry)
 
     async def _bury(self, held: Held, why: DeathCause, message: str) -> None:
         while True:

@@ -9,9 +9,9 @@ handed back, or lost to another worker.
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import structlog
@@ -32,6 +32,7 @@ from worker.leases import Held, Leases
 from worker.puller import NOTHING, Ask, LookAhead, decide
 from worker.raw_intake import RawIntake
 from worker.results import ResultMaker
+from worker.retries import POLICIES, Fault, Policy
 from worker.returns import FLUSH_S, Returns
 from worker.sinks import Sink
 from worker.streams import TokenStreams
@@ -40,7 +41,7 @@ from worker.webhooks import Webhooks
 
 log = structlog.get_logger(__name__)
 
-# a full sink, or so many payloads that cannot be read, means that a server is away: what is pulled then has to wait
+# a full sink, or so many jobs put off, means that a server is away: what is pulled then has to wait
 MAX_UNWRITTEN = 512
 # an idle worker looks around as often
 IDLE_WAIT_S = 1.0
@@ -60,8 +61,7 @@ class ServiceOptions:
         max_attempts: A job that was tried so many times without an end is failed.
         intake_threads: Threads that read and tokenise.
         step_timeout_s: A worker whose step runs for longer is not healthy.
-        defer_s: Pause before a payload is read again that could not be read.
-        max_unreadable_s: A job whose payload could not be read for so long is failed.
+        policies: How often jobs are tried again, by kind of fault.
         aliases: More names of the model that are routed to this queue.
         supervised: A supervisor tells the queue how this worker died: what a failed engine had is left to it.
         max_queued_tokens: Raw entries are not adopted while more tokens wait; 0 for no limit.
@@ -74,8 +74,7 @@ class ServiceOptions:
     max_attempts: int = 8
     intake_threads: int = 2
     step_timeout_s: float = 300.0
-    defer_s: float = 5.0
-    max_unreadable_s: float = 3600.0
+    policies: Mapping[Fault, Policy] = field(default_factory=lambda: POLICIES)
     aliases: tuple[str, ...] = ()
     supervised: bool = False
     max_queued_tokens: int = 0
@@ -115,7 +114,9 @@ class Service:
         )
         self._streams = TokenStreams(consumer, self._sink)
         self._pool = ThreadPoolExecutor(options.intake_threads, thread_name_prefix="intake")
-        self._raw = RawIntake(consumer.raw, self._pool, max_queued_tokens=options.max_queued_tokens)
+        self._raw = RawIntake(
+            consumer.raw, self._pool, version=consumer.version, max_queued_tokens=options.max_queued_tokens
+        )
         self._isolation = Isolation(consumer, lease_s=options.lease_s)
         self._changed, self._stopping, self._hurry = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._crash: BaseException | None = None
@@ -123,8 +124,7 @@ class Service:
         self._doorbell = Doorbell(consumer, start=self._start, on_change=self._on_change)
         self._returns = Returns(
             consumer,
-            defer_s=options.defer_s,
-            stopping=self._stopping,
+            policies=options.policies,
             take=lambda held: self._jobs.take(held),
             on_settled=self._on_settled,
             start=self._start,
@@ -137,9 +137,8 @@ class Service:
             sink=self._sink,
             streams=self._streams,
             max_attempts=options.max_attempts,
-            max_unreadable_s=options.max_unreadable_s,
             on_change=self._on_change,
-            defer=self._returns.defer,
+            put_off=self._returns.put_off,
             bury=self._returns.bury,
         )
 
@@ -269,7 +268,7 @@ class Service:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FLUSH_S):
                 for held in suspects:
-                    await self._returns.retry(held, f"the engine failed: {self._crash}")
+                    await self._returns.retry(held, "engine", f"the engine failed: {self._crash}")
 
     async def _close(self) -> None:
         if not self._crash:

@@ -1,8 +1,8 @@
 -- How a job gets in; for the scripts whose first line asks for it. Their ARGV[1] is the most tokens
--- that may wait, and what they give for each job are the 14 arguments of submit.lua.
+-- that may wait, and what they give for each job are the 15 arguments of submit.lua.
 
-local FIELDS = 14
-local LANE, TENANT, TOKENS, TIMEOUT, TTL, SEED, BATCH = 5, 6, 7, 8, 9, 11, 13
+local FIELDS = 15
+local LANE, TENANT, TOKENS, TIMEOUT, TTL, SEED, BATCH, VERSION = 5, 6, 7, 8, 9, 11, 13, 14
 
 local limit = tonumber(ARGV[1])
 local now = now_ms()
@@ -163,7 +163,7 @@ local function wake(lane, tenant)
 end
 
 local function add(job, id, print, idem, payload, ref, lane, tenant, tokens, timeout, ttl, streams, seed, metadata,
-  batch)
+  batch, version)
   local stream = base .. ':s:' .. lane .. ':' .. tenant
   local sum = added[stream]
   if not sum then
@@ -186,6 +186,9 @@ local function add(job, id, print, idem, payload, ref, lane, tenant, tokens, tim
     local deadline = whole(now + timeout)
     redis.call('HSET', job, 'dl', deadline)
     redis.call('ZADD', key('deadlines'), deadline, id)
+  end
+  if version ~= '1' then
+    redis.call('HSET', job, 'v', version)
   end
   if streams == '1' then
     redis.call('HSET', job, 'stream', '1')
@@ -226,6 +229,7 @@ local function refusal(i)
   ARGV[i + TOKENS] = bounded(ARGV[i + TOKENS], 0, 2 ^ 40)
   ARGV[i + TIMEOUT] = bounded(ARGV[i + TIMEOUT], 0, 2 ^ 40)
   ARGV[i + TTL] = bounded(ARGV[i + TTL], 1, 2 ^ 32)
+  ARGV[i + VERSION] = bounded(ARGV[i + VERSION], 1, 2 ^ 31)
   -- seeds have 63 bits: too many for a Lua number
   if not string.find(ARGV[i + SEED], '^%d+$') or #ARGV[i + SEED] > 19 then
     ARGV[i + SEED] = '0'

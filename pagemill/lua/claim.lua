@@ -2,7 +2,7 @@
 
 -- what `claimed` reads of a job's hash
 local CLAIMED = { 'st', 'e', 'tn', 'ref', 'seed', 'acc', 'dl', 'ttl', 'stream', 'att', 'cancel', 'ckm', 'run', 'lapses',
-  'cost', 'ln', 'tok', 'b', 'rt' }
+  'cost', 'ln', 'tok', 'b', 'rt', 'v' }
 
 -- Note who has the job, and return it as calls.py reads it; its entry is the worker's already.
 --   v: the values of CLAIMED
@@ -13,7 +13,7 @@ local function claimed(id, v, stream, entry, worker, now)
   return {
     id, v[16], v[3], stream, entry, attempt, not v[4] and redis.call('GET', key('d', id)) or '', v[4] or '',
     v[17], v[5], v[6], started, v[7] or '0', v[8], v[9] or '0', v[12] and redis.call('GET', key('ck', id)) or '',
-    v[12] or '', v[14] or '0', v[19] or '',
+    v[12] or '', v[14] or '0', v[19] or '', v[20] or '1',
   }
 end
 

@@ -1,7 +1,8 @@
 -- How a job becomes a dead letter; for the scripts whose first line asks for it, behind ending.
 
 -- what a letter keeps of the job's hash, by the same names; REQUEUE makes the job anew from them
-local KEPT = { 'att', 'crash', 'lapses', 'ln', 'tn', 'tok', 'ttl', 'seed', 'fp', 'ref', 'md', 'stream', 'idem', 'b' }
+local KEPT = { 'att', 'crash', 'lapses', 'ln', 'tn', 'tok', 'ttl', 'seed', 'fp', 'ref', 'md', 'stream', 'idem', 'b',
+  'v' }
 
 -- The job ends as failed, and is kept with its reason until somebody requeues or purges it. Its
 -- entry has been dropped before.
@@ -22,5 +23,9 @@ local function bury(id, why, code, message, worker, now)
   note('d', redis.call('GET', key('d', id)))
   redis.call('XADD', key('dead'), '*', unpack(letter))
   count('buried', 1)
+  if code == 'poison' and result_version(redis.call('HGET', key('j', id), 'v')) < 2 then
+    -- whoever wrote the job knows no such code
+    code = 'engine_error'
+  end
   settle_here(id, 'failed', now, '{"code":"' .. code .. '","message":' .. cjson.encode(message) .. '}')
 end

@@ -141,17 +141,22 @@ local function orphan(ref)
   redis.call('PEXPIRE', key('orphans'), 604800000)
 end
 
+-- The version of a result that is made here: the job's, or the latest that we know (versions.py).
+local function result_version(v)
+  return math.max(1, math.min(tonumber(v or 1), 2))
+end
+
 -- settle a job that no worker answers for
 --   failure: of a dead letter, as JSON; the letter keeps the payload
 local function settle_here(id, status, now, failure)
-  local v = redis.call('HMGET', key('j', id), 'ttl', 'dl', 'stream', 'idem', 'md', 'att', 'acc', 'run', 'ref', 'b')
+  local v = redis.call('HMGET', key('j', id), 'ttl', 'dl', 'stream', 'idem', 'md', 'att', 'acc', 'run', 'ref', 'b', 'v')
   local is_kept = failure ~= nil
   failure = failure or 'null'
   if status == 'expired' then
     failure = '{"code":"deadline_passed","message":"the deadline passed before a worker had answered the job"}'
   end
   -- ids have no character that JSON escapes, md is JSON: no need to encode anything
-  local result = '{"version":1,"job_id":"' .. id .. '","status":"' .. status .. '","failure":' .. failure
+  local result = '{"version":' .. result_version(v[11]) .. ',"job_id":"' .. id .. '","status":"' .. status .. '","failure":' .. failure
     .. ',"attempt":' .. (v[6] or 0) .. ',"accepted_ms":' .. v[7] .. ',"started_ms":' .. (v[8] or 0)
     .. ',"metadata":' .. (v[5] or '{}') .. '}'
   settle(id, status, result, now, { ttl = v[1], dl = v[2], stream = v[3], idem = v[4], batch = v[10] })

@@ -5,6 +5,7 @@
 --   w:<worker>, hold:<worker>   deleted
 --   workers                     zset  last seen ms -> worker
 --   lock:suspects               string  deleted where it is this worker's
+--   newest                      string  deleted where it names this worker: another one's next heartbeat sets it
 -- ARGV
 --   1 worker id
 -- Returns
@@ -13,5 +14,8 @@
 redis.call('DEL', key('w', ARGV[1]), key('hold', ARGV[1]))
 if redis.call('GET', key('lock', 'suspects')) == ARGV[1] then
   redis.call('DEL', key('lock', 'suspects'))
+end
+if string.match(redis.call('GET', key('newest')) or '', ' (.+)$') == ARGV[1] then
+  redis.call('DEL', key('newest'))
 end
 return redis.call('ZREM', key('workers'), ARGV[1])

@@ -11,6 +11,7 @@
 --   ring:<lane>, vt:<lane>      virtual time of the tenants
 --   tenants             hash    <tenant>:weight, set by the operator; 1 where it is not
 --   hold:<worker>       string  a job that this worker saves its room for, since when, its lane's rank
+--   newest              string  read: does a worker of a later version live
 --   turn:<worker>       string  read: a call of an earlier turn was given up, and claims nothing
 --   j:<id>, d:<id>      hash, string  the job: state, owner, attempt; its payload
 --   b:<batch>           hash    read: is the job's batch cancelled
@@ -20,12 +21,12 @@
 --   bell:<lane>         list    rung where something stays behind
 -- ARGV
 --   1 worker id   2 tokens that one job counts at most, 0 for no limit   3 lease ms
---   4 most entries to look at   5 turn   then two a lane, the most urgent first: most jobs, most tokens
+--   4 most entries to look at   5 turn   6 the worker's version   then two a lane, the most urgent first: most jobs, most tokens
 -- Returns
 --   {again 0/1, behind, job, job, ...}: again where another call may claim more at once; behind has a
 --   bit a lane, the most urgent first, set where jobs wait that this call left; a job is
 --   {id, lane, tenant, stream, entry, attempt, payload, ref, tokens, seed, accepted ms, started ms,
---   deadline ms, ttl s, stream 0/1, checkpoint, checkpoint meta, lapses, faults}
+--   deadline ms, ttl s, stream 0/1, checkpoint, checkpoint meta, lapses, faults, version}
 
 local worker = ARGV[1]
 local cap, lease, looks = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
@@ -37,7 +38,7 @@ end
 
 local rooms = {}
 for rank = 1, #LANES do
-  rooms[rank] = { jobs = tonumber(ARGV[4 + 2 * rank]), tokens = tonumber(ARGV[5 + 2 * rank]) }
+  rooms[rank] = { jobs = tonumber(ARGV[5 + 2 * rank]), tokens = tonumber(ARGV[6 + 2 * rank]) }
 end
 -- without pulls a full server would stay full
 write_although_full()
@@ -130,9 +131,21 @@ local function release_hold(id)
   end
 end
 
+-- A job of a later version is left to a worker that knows it, as long as one lives. Where none
+-- does it is taken, and put off: what is behind it must not wait for ever.
+local version = tonumber(ARGV[6])
+local newest = tonumber(string.match(redis.call('GET', key('newest')) or '', '^%d+') or 0)
+local function is_for_newer(id)
+  return newest > version and tonumber(redis.call('HGET', key('j', id), 'v') or 1) > version
+end
+
 -- the fields of the head of `from`, if it may be taken
 local function try_take(from)
   local entry = from.entries[from.taken + 1]
+  if is_for_newer(entry[2][2]) then
+    cleared[from.rank] = false
+    return nil
+  end
   local cost = cost_of(entry[2])
   if cost > rooms[from.rank].tokens then
     cleared[from.rank] = false

@@ -1,13 +1,16 @@
 """Both object stores keep the same promises."""
 
+import errno
 from collections.abc import Iterator
 from pathlib import Path
 
 import boto3
 import pytest
+from botocore.config import Config
+from botocore.stub import Stubber
 from moto import mock_aws
 
-from pagemill.errors import ObjectNotFound, ObjectStoreError, SettingsError
+from pagemill.errors import ObjectNotFound, ObjectStoreError, SettingsError, StoreAway
 from pagemill.object_store import FileStore, ObjectStore, S3Store, open_store
 
 
@@ -108,6 +111,68 @@ def test_a_missing_bucket_is_said() -> None:
         patch.setenv("AWS_SECRET_ACCESS_KEY", "test")
         with pytest.raises(ObjectStoreError, match="s3://nowhere/a"):
             S3Store("nowhere", "", region="us-east-1").put("a", b"x")
+
+
+def bucket_with(monkeypatch: pytest.MonkeyPatch, endpoint: str | None = None) -> tuple[S3Store, Stubber]:
+    """A bucket whose client asks once, and gives the answers that are put into the stubber."""
+    session = boto3.session.Session("key", "secret", region_name="us-east-1")
+    client = session.client("s3", endpoint_url=endpoint, config=Config(retries={"max_attempts": 0}, connect_timeout=1))
+    monkeypatch.setattr("pagemill.object_store._s3_client", lambda *_: client)
+    return S3Store("bucket", ""), Stubber(client)
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "kind"),
+    [
+        ("SlowDown", 503, StoreAway),
+        ("InternalError", 500, StoreAway),
+        ("Throttling", 400, StoreAway),
+        ("AccessDenied", 403, ObjectStoreError),
+        ("ExpiredToken", 400, ObjectStoreError),
+        ("NoSuchKey", 404, ObjectNotFound),
+    ],
+)
+def test_a_store_that_is_away_is_told_from_one_that_refuses(
+    code: str, status: int, kind: type[ObjectStoreError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    What may come back by itself has its own error; what only an operator can mend has not.
+    """
+    store, answers = bucket_with(monkeypatch)
+    answers.add_client_error("get_object", code, http_status_code=status)
+
+    with answers, pytest.raises(ObjectStoreError) as caught:
+        store.get("s3://bucket/a")
+
+    assert kind is caught.type
+
+
+def test_a_store_out_of_reach_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    Nobody listens there now.
+    """
+    store, _ = bucket_with(monkeypatch, endpoint="http://127.0.0.1:1")
+
+    with pytest.raises(StoreAway, match="s3://bucket/a"):
+        store.get("s3://bucket/a")
+
+
+def test_a_folder_that_fails_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    A folder of a network may come back; one that lies where a file is will not.
+    """
+    (tmp_path / "file").write_text("in the way")
+    store = FileStore(tmp_path)
+    with pytest.raises(ObjectStoreError) as wrong:
+        store.get((tmp_path / "file" / "a").as_uri())
+
+    def stale(*_: object) -> bytes:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    monkeypatch.setattr(Path, "read_bytes", stale)
+    with pytest.raises(StoreAway, match="Stale"):
+        store.get((tmp_path / "a").as_uri())
+    assert ObjectStoreError is wrong.type
 
 
 @pytest.mark.parametrize("url", ["", "folder", "file://host/folder", "s3://", "s3://b?colour=red", "gs://b"])

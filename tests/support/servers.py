@@ -15,6 +15,7 @@ from pagemill.ids import uuid7
 from pagemill.keys import QueueKeys, is_permanent
 from pagemill.messages import TERMINAL_STATES, Delivery, Finished, Outcome, Room
 from pagemill.schema import LANES, Completion, Job, Result, ResultStatus, Usage
+from pagemill.versions import SCHEMA_VERSION
 
 # stays while a job lives
 WHILE_JOBS_LIVE = ("delayed", "deadlines", "qt:", "g:")
@@ -65,11 +66,19 @@ class BlockingConsumer:
     """A Consumer for tests that tell their story without await."""
 
     def __init__(
-        self, url: str, queue: str, *, worker_id: str | None = None, lease_ms: int = 30_000, timeout_s: float = 10.0
+        self,
+        url: str,
+        queue: str,
+        *,
+        worker_id: str | None = None,
+        lease_ms: int = 30_000,
+        timeout_s: float = 10.0,
+        version: int = SCHEMA_VERSION,
     ) -> None:
         self._runner = asyncio.Runner()
         self._redis = connect_async(url, timeout_s=timeout_s)
-        self.consumer = Consumer(self._redis, queue, worker_id=worker_id or f"w-{uuid7()}", lease_ms=lease_ms)
+        name = worker_id or f"w-{uuid7()}"
+        self.consumer = Consumer(self._redis, queue, worker_id=name, lease_ms=lease_ms, version=version)
         try:
             self.run(self.consumer.heartbeat({}))
         except BaseException:

@@ -16,6 +16,7 @@ from pagemill.connection import connect_async, timeout_of_a_lease
 from pagemill.consumer import Consumer
 from pagemill.ids import uuid7
 from pagemill.object_store import ObjectStore
+from pagemill.versions import SCHEMA_VERSION
 from tests.support.servers import wait_for
 from worker.engine_port import Engine
 from worker.fake_engine import ByteTokenizer, FakeEngine
@@ -40,8 +41,10 @@ class RunningService:
         store: ObjectStore | None = None,
         lease_s: float = 10.0,
         drain_s: float = 10.0,
+        version: int = SCHEMA_VERSION,
         **options: Any,
     ) -> None:
+        self._version = version
         self.engine = engine or FakeEngine()
         self.error: BaseException | None = None
         self.worker_id = f"in-process-{uuid7()}"
@@ -81,7 +84,8 @@ class RunningService:
 
     async def _serve(self) -> None:
         redis = connect_async(self._url, timeout_s=timeout_of_a_lease(self._options.lease_s))
-        consumer = Consumer(redis, self._queue, worker_id=self.worker_id, lease_ms=round(self._options.lease_s * 1000))
+        lease_ms = round(self._options.lease_s * 1000)
+        consumer = Consumer(redis, self._queue, worker_id=self.worker_id, lease_ms=lease_ms, version=self._version)
         tokenizer = ByteTokenizer()
         engine = self.engine
         self.service = Service(
@@ -93,6 +97,7 @@ class RunningService:
                 max_model_len=engine.max_model_len,
                 fingerprint=engine.fingerprint,
                 store=self._store,
+                version=self._version,
             ),
             results=ResultMaker(tokenizer=tokenizer, model=engine.model_name, worker_id=self.worker_id),
             store=self._store,

@@ -2,21 +2,23 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from engine.request import Request, TokenIds
-from pagemill.messages import DeathCause
+from engine.request import Completion, FinishReason, Request, RequestOutput, TokenIds
+from pagemill.messages import DeathCause, Delivery
 from pagemill.schema import Job, Options
 from tests.support.deliveries import delivery
+from worker.engine_thread import Turn
 from worker.fake_engine import ByteTokenizer, FakeEngine
-from worker.intake import Intake
+from worker.intake import Deferred, Intake, Prepared
 from worker.jobs import LAPSES_PER_ATTEMPT, Jobs
 from worker.leases import Held, Leases
 from worker.puller import Transit
+from worker.retries import Fault
 from worker.sinks import Ended
 
 MAX_ATTEMPTS = 3
@@ -68,11 +70,13 @@ class Ends:
 class Scene:
     """Jobs whose intake and whose engine a test holds up."""
 
-    def __init__(self, pool: ThreadPoolExecutor) -> None:
+    def __init__(self, pool: ThreadPoolExecutor, intake_kind: type[Intake]) -> None:
         self.tokenizer, self.thread, self.ends = GatedTokenizer(), SlowToAnswer(), Ends()
-        intake = Intake(self.tokenizer, frozenset(), 100, "print")
+        intake = intake_kind(self.tokenizer, frozenset(), 100, "print")
         self.pool = pool
         self.buried: list[DeathCause] = []
+        self.faults: list[Fault] = []
+        self.patience = 1
         self.leases = Leases(None, self.thread, intake, lease_s=3.0)  # type: ignore[arg-type]
         self.jobs = Jobs(
             leases=self.leases,
@@ -82,11 +86,14 @@ class Scene:
             sink=self.ends,  # type: ignore[arg-type]
             streams=self.ends,  # type: ignore[arg-type]
             max_attempts=MAX_ATTEMPTS,
-            max_unreadable_s=60.0,
             on_change=lambda: None,
-            defer=lambda _held, _why: None,
+            put_off=self.put_off,
             bury=lambda _held, why, _message: self.buried.append(why),
         )
+
+    def put_off(self, held: Held, fault: Fault, _why: str) -> bool:
+        self.faults.append(fault)
+        return len(self.faults) <= self.patience and self.jobs.take(held)
 
     def receive(self, **fields: Any) -> Held:
         job = Job(prompt="hi", options=Options(max_tokens=5, n=fields.pop("n", 1)))
@@ -102,10 +109,10 @@ class Scene:
         await asyncio.sleep(0)
 
 
-def play(story: Callable[[Scene], Any]) -> Scene:
+def play(story: Callable[[Scene], Any], *, intake: type[Intake] = Intake) -> Scene:
     async def run() -> Scene:
         with ThreadPoolExecutor(1) as pool:
-            scene = Scene(pool)
+            scene = Scene(pool, intake)
             try:
                 await story(scene)
             finally:
@@ -187,3 +194,61 @@ def test_attempts_and_lapses_have_limits_of_their_own(attempt: int, lapses: int,
     scene = play(story)
 
     assert (buried, []) == (scene.buried, scene.ends.ended)
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "buried"),
+    [
+        ("store", "lost_payload", []),
+        ("payload", "lost_payload", []),
+        ("version", "unsupported_version", []),
+        ("memory", None, ["retries"]),
+    ],
+)
+def test_a_job_that_cannot_be_read_is_put_off_and_then_given_up(
+    fault: Fault, code: str | None, buried: list[DeathCause]
+) -> None:
+    """
+    First it leaves this worker's hands; when it was tried often enough it ends here, and says why.
+    """
+
+    class Unreadable(Intake):
+        def prepare(self, deliveries: Sequence[Delivery]) -> list[Prepared]:
+            return [Deferred(one, fault, "the reason") for one in deliveries]
+
+    async def story(scene: Scene) -> None:
+        for _ in range(2):
+            scene.receive(num_faults=6)
+            await scene.finish_intake()
+            held.append(len(scene.leases))
+            transit.append(scene.jobs.transit[1])
+
+    held: list[int] = []
+    transit: list[Transit] = []
+    scene = play(story, intake=Unreadable)
+
+    assert ([fault] * 2, [0, 1], [Transit()] * 2) == (scene.faults, held, transit)
+    failures = [ended.failure for ended in scene.ends.ended]
+    assert [(code, "the job is given up after 7 tries: the reason")] * (code is not None) == [
+        (failure.code, failure.message) for failure in failures if failure
+    ]
+    assert buried == scene.buried
+
+
+def test_an_answer_that_is_none_is_tried_again_once() -> None:
+    """
+    The first is put off, as it may be the device's fault; the second is the job's result.
+    """
+    broken = Completion(0, (), "", FinishReason.ERROR, error="the logits were not finite")
+
+    async def story(scene: Scene) -> None:
+        for _ in range(2):
+            scene.receive()
+            await scene.finish_intake()
+            turn = Turn(finished=[RequestOutput("job", (broken,), 2, 0)])
+            scene.jobs.on_turns([turn])
+
+    scene = play(story)
+
+    assert ["answer", "answer"] == scene.faults
+    assert ["done"] == [ended.status for ended in scene.ends.ended]

@@ -2,15 +2,17 @@
 
 import json
 import threading
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from redis import Redis
 
-from engine.request import StepOutputs
+from engine.request import Completion, FinishReason, StepOutputs
 from pagemill import calls
 from pagemill.client import Client
-from pagemill.errors import Busy, ObjectStoreError
+from pagemill.errors import Busy, StoreAway
 from pagemill.keys import MODELS, QueueKeys
 from pagemill.object_store import FileStore
 from pagemill.schema import MAX_PAYLOAD_BYTES, Job
@@ -18,6 +20,7 @@ from producers.local_redis import local_redis
 from tests.support.servers import wait_for
 from tests.support.services import RunningService
 from worker.fake_engine import FakeEngine
+from worker.retries import POLICIES, Fault, Policy
 
 
 def slow_engine(tokens_per_s: float = 200.0, **options: int) -> FakeEngine:
@@ -84,7 +87,6 @@ def bad_payloads() -> dict[str, tuple[bytes, str]]:
         "ten_megabytes": (b'{"version":1,"prompt":"' + b"x" * 10_000_000 + b'"}', "payload_too_large"),
         "unknown_model": (b'{"version":1,"prompt":"x","model":"gpt-0"}', "unknown_model"),
         "token_ids": (b'{"version":1,"prompt":[1,2,99999999999]}', "invalid_job"),
-        "newer_version": (b'{"version":99,"prompt":"x"}', "unsupported_version"),
         "no_store": (b'{"version":1,"prompt":"x","result_store":"object"}', "not_supported"),
     }
 
@@ -258,15 +260,20 @@ class AwayStore(FileStore):
     def get_range(self, url: str, start: int, length: int) -> bytes:
         if self.away:
             self.num_refused += 1
-            raise ObjectStoreError("slow down")
+            raise StoreAway("slow down")
         return super().get_range(url, start, length)
 
 
-def store_one(client_store: FileStore, url: str, queue: str) -> str:
+def store_one(client_store: FileStore, url: str, queue: str, *, name: str = "far") -> str:
     """Submit a job whose payload lies in the store; returns its id."""
     ref = client_store.put("jobs/one", b'{"version":1,"prompt":"far","options":{"max_tokens":4}}')
-    submit_raw(url, queue, f"{queue}-far", b"", ref=ref)
-    return f"{queue}-far"
+    submit_raw(url, queue, f"{queue}-{name}", b"", ref=ref)
+    return f"{queue}-{name}"
+
+
+def soon(max_retries: int = 1000) -> dict[Fault, Policy]:
+    """Hardly any pause."""
+    return {fault: Policy(base_s=0.01, cap_s=0.01, max_retries=max_retries) for fault in POLICIES}
 
 
 def test_a_store_that_is_away_costs_no_attempt(server_url: str, queue: str, tmp_path: Path, client: Client) -> None:
@@ -275,7 +282,7 @@ def test_a_store_that_is_away_costs_no_attempt(server_url: str, queue: str, tmp_
     """
     store = AwayStore(tmp_path)
     job_id = store_one(store, server_url, queue)
-    with RunningService(server_url, queue, store=store, defer_s=0.02, max_attempts=2):
+    with RunningService(server_url, queue, store=store, policies=soon(), max_attempts=2, lease_s=1.0):
         wait_for(lambda: store.num_refused > 5)
         near = client.submit(prompt="near", options={"max_tokens": 4}).job_id
         assert "done" == client.result(near, wait_s=20).status
@@ -287,34 +294,83 @@ def test_a_store_that_is_away_costs_no_attempt(server_url: str, queue: str, tmp_
 
 def test_a_store_that_stays_away_ends_the_job(server_url: str, queue: str, tmp_path: Path, client: Client) -> None:
     """
-    After a long time the job fails, and the message says that its payload could not be read.
+    After many tries the job fails, and the message says that its payload could not be read.
     """
     store = AwayStore(tmp_path)
     job_id = store_one(store, server_url, queue)
-    with RunningService(server_url, queue, store=store, defer_s=0.02, max_unreadable_s=0.2):
+    with RunningService(server_url, queue, store=store, policies=soon(max_retries=2), lease_s=1.0):
         failure = client.result(job_id, wait_s=20).failure
 
     assert failure is not None
-    assert "lost_payload" == failure.code
-    assert "unreadable" in failure.message
-    assert "slow down" in failure.message
+    assert ("lost_payload", 3) == (failure.code, store.num_refused)
+    assert "the job is given up after 3 tries: slow down" == failure.message
 
 
-def test_a_drain_hands_back_what_waits_for_its_payload(
-    server_url: str, queue: str, tmp_path: Path, client: Client
-) -> None:
+def test_a_job_that_is_put_off_is_in_nobodys_hands(server_url: str, queue: str, tmp_path: Path, client: Client) -> None:
     """
-    A job that is put off goes back at once, and does not wait for the end of its lease.
+    It waits in the queue, with the reason, until the server's clock says that it is due: no worker keeps it.
     """
     store = AwayStore(tmp_path)
     job_id = store_one(store, server_url, queue)
-    with RunningService(server_url, queue, store=store, defer_s=600.0):
-        wait_for(lambda: store.num_refused)
-    assert "queued" == client.status(job_id).state
+    patient = {fault: Policy(base_s=1e6, cap_s=1e6, max_retries=9) for fault in POLICIES}
+    with RunningService(server_url, queue, store=store, policies=patient):
+        wait_for(lambda: client.status(job_id).state == "delayed")
+    status = client.status(job_id)
 
-    store.away = False
-    with RunningService(server_url, queue, store=store):
-        assert ("done", 1) == ((result := client.result(job_id, wait_s=20)).status, result.attempt)
+    assert ("delayed", "slow down", 0) == (status.state, status.reason, status.attempt)
+    assert "cancelled" == client.cancel(job_id)
+
+
+def test_a_store_that_is_away_is_not_asked_for_the_whole_backlog(
+    server_url: str, queue: str, tmp_path: Path, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    When many jobs have been put off, those that wait in the lanes stay there in their order.
+    """
+    monkeypatch.setattr("worker.service.MAX_UNWRITTEN", 20)
+    store = AwayStore(tmp_path)
+    jobs = [store_one(store, server_url, queue, name=f"far-{number}") for number in range(200)]
+    patient = {fault: Policy(base_s=1e6, cap_s=1e6, max_retries=9) for fault in POLICIES}
+    with RunningService(server_url, queue, store=store, policies=patient):
+        wait_for(lambda: client.stats().delayed > 20)
+        time.sleep(0.5)
+        stats = client.stats()
+
+    assert stats.delayed + stats.queued["standard"] + stats.running == 200
+    assert stats.queued["standard"] > 60
+    for job_id in jobs:
+        client.cancel(job_id)
+
+
+class BrokenOnce(FakeEngine):
+    """Its first answers are none, as after a wrong bit in the device's memory."""
+
+    num_broken = 0
+
+    def step(self) -> StepOutputs:
+        outputs = super().step()
+        broken = tuple(
+            replace(one, completions=tuple(map(as_error, one.completions)))
+            for one in outputs.finished
+            if self.num_broken == 0
+        )
+        self.num_broken += len(broken)
+        return replace(outputs, finished=broken) if broken else outputs
+
+
+def as_error(answer: Completion) -> Completion:
+    return replace(answer, finish_reason=FinishReason.ERROR, error="the logits were not finite")
+
+
+def test_an_answer_that_is_none_is_tried_again(server_url: str, queue: str, client: Client) -> None:
+    """
+    What was wrong with the device once does not fail the job; the second attempt is its answer.
+    """
+    with RunningService(server_url, queue, engine=BrokenOnce(), lease_s=1.0):
+        job_id = client.submit(prompt="x", options={"max_tokens": 4}).job_id
+        result = client.result(job_id, wait_s=20)
+
+    assert ("done", 2) == (result.status, result.attempt)
 
 
 def test_a_sweep_deletes_payloads_of_jobs_that_no_worker_ended(
