@@ -99,7 +99,7 @@ def test_a_payload_is_read_again_when_the_store_broke_off(server_url: str, queue
         job = Job.build(prompt="p" * 100_000, options={"max_tokens": 4})
         with (
             Client(server_url, queue=queue, object_store=store) as far,
-            RunningService(server_url, queue, store=store, defer_s=0.02),
+            RunningService(server_url, queue, store=store, lease_s=1.0),
         ):
             far.submit(job)
             result = client.result(job.id, wait_s=10)
