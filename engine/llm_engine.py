@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from engine.errors import EmptyPrompt, EngineError, InvalidParams, PromptTooLong
+from engine.errors import DeviceLost, EmptyPrompt, EngineError, InvalidParams, PromptTooLong
+from engine.faults import is_lost, is_out_of_memory, release_cached_memory
 from engine.output import OutputProcessor
 from engine.request import (
     Capacity,
@@ -29,6 +30,7 @@ from engine.request import (
 )
 from engine.sampling_params import SamplingParams
 from engine.scheduler import Scheduler
+from engine.shedding import Shedding
 from engine.tokenizer import Tokenizer
 
 
@@ -39,6 +41,7 @@ class EngineStats:
 
     Args:
         kv_usage: Referenced blocks over usable blocks, 0 to 1.
+        num_sheds: Times that the device was out of memory, and less was run at a time.
         prefix_hit_tokens: Prompt tokens found in the prefix cache, of prefix_query_tokens looked up.
     """
 
@@ -50,6 +53,7 @@ class EngineStats:
     generated_tokens: int
     num_steps: int
     num_preemptions: int
+    num_sheds: int
     prefix_hit_tokens: int
     prefix_query_tokens: int
 
@@ -102,6 +106,7 @@ class LLMEngine:
         self._outputs = outputs
         self._vocab_size = vocab_size
         self._depth = depth
+        self._shedding = Shedding()
 
         # all the mutable state there is
         self._live: dict[str, _Live] = {}
@@ -160,18 +165,26 @@ class LLMEngine:
         """
         Take one turn and return what has come out by it.
 
+        A step for which the device has no memory is tried again with less of what runs.
+
         Raises:
+            DeviceFull: less did not help. DeviceLost: nothing works on the device any more.
             EngineError: requests are left and none of them can ever run; a fault of the engine.
         """
         step = self._scheduler.schedule()
-        if step is not None:
-            self._in_flight.append((step, self._runner.launch(step)))
-            self._num_steps += 1
         deltas: list[TextDelta] = []
-        if self._in_flight and (step is None or len(self._in_flight) >= self._depth):
-            self._handle(*self._in_flight.popleft(), deltas)
-        elif step is None and self._live and not self._scheduler.overgrown:
-            raise EngineError(f"nothing can run, though {len(self._live)} requests are not finished: {self!r}")
+        full = False
+        try:
+            self._advance(step, deltas)
+        except RuntimeError as error:
+            if is_lost(error):
+                raise DeviceLost(str(error)) from error
+            if not is_out_of_memory(error):
+                raise
+            full = True
+        # not above: the error holds on to what the step had in memory
+        if full:
+            self._shed(step)
         self._end_overgrown()
         finished, self._finished = self._finished, []
         return StepOutputs(tuple(finished), tuple(deltas))
@@ -238,6 +251,7 @@ class LLMEngine:
             generated_tokens=self._generated_tokens,
             num_steps=self._num_steps,
             num_preemptions=sum(scheduler.num_preemptions.values()),
+            num_sheds=self._shedding.num_sheds,
             prefix_hit_tokens=blocks.hit_tokens,
             prefix_query_tokens=blocks.query_tokens,
         )
@@ -282,9 +296,34 @@ class LLMEngine:
         failed = completion.finish_reason is FinishReason.ERROR
         return Progress(token_ids, (completion.logprobs or ())[start:], None if failed else completion.finish_reason)
 
-    def _handle(self, step: Step, ticket: Ticket, deltas: list[TextDelta]) -> None:
-        """Take in one step's result: its tokens, its log-probabilities, and who ended by them."""
+    def _advance(self, step: Step | None, deltas: list[TextDelta]) -> None:
+        """Launch a step, and handle the oldest in flight when the pipe is full or nothing could run."""
+        if step is not None:
+            self._in_flight.append((step, self._runner.launch(step)))
+            self._num_steps += 1
+        if self._in_flight and (step is None or len(self._in_flight) >= self._depth):
+            self._handle(deltas)
+        elif step is None and self._live and not self._scheduler.overgrown:
+            raise EngineError(f"nothing can run, though {len(self._live)} requests are not finished: {self!r}")
+
+    def _shed(self, step: Step | None) -> None:
+        """Give up the steps in flight, of which the device had no memory for one, and run less from now on."""
+        scheduler = self._scheduler
+        failed = [launched for launched, _ in self._in_flight]
+        self._in_flight.clear()
+        if step is not None and step not in failed:
+            failed.append(step)
+        for one in failed:
+            scheduler.abandon(one)
+        limits = scheduler.max_num_seqs, scheduler.max_num_batched_tokens
+        scheduler.shrink(*self._shedding.halve(*limits, self._num_steps))
+        release_cached_memory()
+
+    def _handle(self, deltas: list[TextDelta]) -> None:
+        """Take in the oldest step's result: its tokens, its log-probabilities, and who ended by them."""
+        step, ticket = self._in_flight[0]
         result = ticket.result()
+        self._in_flight.popleft()
         # before anyone ends: a short answer may end in the step that computes its prompt
         self._keep_prompt_logprobs(step, result)
         logprobs = dict(zip(step.sampled, result.logprobs, strict=True)) if result.logprobs else {}

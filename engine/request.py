@@ -326,7 +326,11 @@ class Runner(Protocol):
     """What performs steps: the model on a device, or a fake in tests."""
 
     def launch(self, step: Step) -> Ticket:
-        """Start a step and return at once where the device allows it."""
+        """
+        Start a step and return at once where the device allows it.
+
+        A step that fails here, or in its result, may have done anything but to keep slots that were left.
+        """
         ...
 
 

@@ -107,6 +107,12 @@ class Running:
         # room for a token that is in flight
         sequence.move_tokens(np.empty(sequence.num_tokens, dtype=np.int32))
 
+    def shrink(self, num_slots: int) -> None:
+        """Use fewer slots from now on; nobody may run."""
+        assert not self.entries, f"{len(self.entries)} sequences run"
+        self.num_slots = num_slots
+        self._free_slots = list(range(num_slots - 1, -1, -1))
+
     def take_left(self) -> tuple[int, ...]:
         """The slots given up since this was last asked."""
         left, self._left = tuple(self._left), []

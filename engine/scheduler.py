@@ -183,6 +183,33 @@ class Scheduler:
         self.blocks.completed(step.step_id)
         return arrived
 
+    def abandon(self, step: Step) -> None:
+        """
+        Give up the oldest step in flight, which failed: what ran starts again from what it knows, in its order.
+        """
+        assert step.step_id == self._completed + 1, f"step {step.step_id} failed after step {self._completed}"
+        self._completed = step.step_id
+        # its copies to the host may not have been made
+        copied = {copy.host_block for copy in step.swap_out}
+        swapped = [entry for entry in self._queue if not copied.isdisjoint(entry.sequence.host_blocks)]
+        self._num_swapped -= len(swapped)
+        for entry in swapped:
+            self._queue.remove_sorted(entry)
+        running = list(self._running.entries)
+        for entry in running:
+            self._running.leave(entry, self._launched)
+        for entry in (*running, *swapped):
+            self._queue.insert_sorted(entry)
+            entry.gate = self._launched
+            self._forget_computed(entry.sequence)
+            entry.sequence.num_tokens = entry.sequence.num_known
+        self.blocks.completed(step.step_id)
+
+    def shrink(self, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+        """Run less at a time from now on; nothing may run, as after `abandon`."""
+        self._running.shrink(max_num_seqs)
+        self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
+
     def capacity(self) -> Capacity:
         """What could be added now and start at once."""
         promised = self._promised() + self._queued_blocks()
@@ -320,11 +347,14 @@ class Scheduler:
             sequence.status = Status.SWAPPED
             self._num_swapped += 1
         else:
-            blocks.free(sequence)
-            sequence.status = Status.WAITING
-            sequence.num_computed = 0
+            self._forget_computed(sequence)
         self.num_preemptions[kind] += 1
         plan.num_preempted += 1
+
+    def _forget_computed(self, sequence: Sequence) -> None:
+        self.blocks.free(sequence)
+        sequence.status = Status.WAITING
+        sequence.num_computed = 0
 
     def _admit(self, plan: Pass) -> None:
         if not self._queue or not plan.budget or not self._running.has_free_slot:

@@ -40,6 +40,9 @@ class EngineStats(Protocol):
     def kv_usage(self) -> float: ...
 
     @property
+    def num_sheds(self) -> int: ...
+
+    @property
     def generated_tokens(self) -> int: ...
 
     @property

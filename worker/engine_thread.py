@@ -16,10 +16,14 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
+import structlog
+
 from engine.errors import EngineError, RequestError
 from engine.request import Capacity, Request, RequestOutput, TextDelta
 from worker.engine_port import Engine, EngineStats
 from worker.metering import Meter
+
+log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
@@ -197,9 +201,11 @@ class EngineThread:
             self._post(partial(_settle, future, result))
 
     def _publish(self) -> None:
-        waiting_before = self.capacity.waiting_seqs
+        waiting_before, sheds_before = self.capacity.waiting_seqs, self.stats.num_sheds
         self.capacity = self._engine.capacity()
         self.stats = self._engine.stats()
+        if self.stats.num_sheds > sheds_before:
+            log.warning("engine.shed", why="the device is out of memory", free_seqs=self.capacity.free_seqs)
         # an admission gives nothing out, yet it makes room for the next pull
         if not self._turn and self.capacity.waiting_seqs >= waiting_before:
             return

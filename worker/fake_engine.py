@@ -66,6 +66,7 @@ class FakeStats:
     num_waiting: int
     num_swapped: int
     kv_usage: float
+    num_sheds: int
     generated_tokens: int
     prompt_tokens: int
 
@@ -230,6 +231,7 @@ class FakeEngine:
             num_waiting=len(self._waiting),
             num_swapped=0,
             kv_usage=self._used_tokens / self.kv_tokens,
+            num_sheds=0,
             generated_tokens=self._generated_tokens,
             prompt_tokens=self._prompt_tokens,
         )

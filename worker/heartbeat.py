@@ -45,6 +45,7 @@ class Heartbeat:
             "running": stats.num_running,
             "waiting": stats.num_waiting,
             "swapped": stats.num_swapped,
+            "sheds": stats.num_sheds,
             "held": num_held,
             "jobs_done": num_done,
             "kv_usage": round(stats.kv_usage, 4),
