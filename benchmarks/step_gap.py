@@ -160,9 +160,9 @@ def measure_parts(engine: LLMEngine, steps: int) -> dict[str, Any]:
 def _meter_launch(runner: Any) -> dict[str, Meter]:
     """Wrap the parts of a launch on a GPU; their time is in that of the launch too."""
     parts = {
+        "launch_begin": (runner._transfers, "begin"),
         "launch_pack": (runner._packer, "pack"),
         "launch_send": (runner._transfers, "send"),
-        "launch_new_blocks": (runner, "_send"),
         "launch_replay": (runner.graphs, "replay"),
         "launch_decode": (runner, "_decode"),
         "launch_fetch": (runner._transfers, "fetch"),

@@ -121,8 +121,8 @@ class BlockManager:
         self.hit_tokens += num_cached
         return num_cached
 
-    def grow(self, sequences: Iterable[Sequence]) -> None:
-        """Give each of these running sequences one more block; needs as many free ones."""
+    def grow(self, sequences: Iterable[Sequence]) -> list[int]:
+        """Give each of these running sequences one more block, and return these; needs as many free ones."""
         references, hashes = self._references, self._hashes
         tables = [sequence.block_table for sequence in sequences]
         taken = self._free.pop_behind([table[-1] for table in tables], room=MAX_ROOM)
@@ -131,6 +131,7 @@ class BlockManager:
             references[block] = 1
             if hashes[block] is not None:
                 self._forget(block)
+        return taken
 
     def commit(self, sequence: Sequence, num_tokens: int) -> None:
         """Put the full blocks of the first `num_tokens` tokens, all known and computed, in the prefix cache."""

@@ -133,6 +133,11 @@ class Sequence(SequenceTokens):
         return self.request.resumed[self.index] if self.request.resumed else NO_PROGRESS
 
     @property
+    def newest_block(self) -> int:
+        """The last of its block table; 0, the null block, where there is none."""
+        return self.block_table[-1] if self.block_table else 0
+
+    @property
     def finished(self) -> bool:
         return self.status is Status.FINISHED
 
@@ -182,13 +187,15 @@ class Decodes:
     Args:
         sequences: In order; not to be changed.
         slots: [num_decodes] int64; a sequence may leave its slot after the step was planned.
-        starts: [num_decodes] int64, the position of each one's token.
+        starts: [num_decodes] int32, the position of each one's token.
+        blocks: [num_decodes] int32, the block of that token, which is the newest of the table.
         last: [num_decodes] bool: the answer ends by length with the token that is sampled.
     """
 
     sequences: list[Sequence]
     slots: NDArray[np.int64]
-    starts: NDArray[np.int64]
+    starts: NDArray[np.int32]
+    blocks: NDArray[np.int32]
     last: NDArray[np.bool_]
 
     def __len__(self) -> int:
@@ -200,7 +207,8 @@ class Decodes:
         return cls(
             sequences=[chunk.sequence for chunk in chunks],
             slots=np.array([chunk.sequence.slot for chunk in chunks], dtype=np.int64),
-            starts=np.array([chunk.start for chunk in chunks], dtype=np.int64),
+            starts=np.array([chunk.start for chunk in chunks], dtype=np.int32),
+            blocks=np.array([chunk.sequence.newest_block for chunk in chunks], dtype=np.int32),
             last=np.zeros(len(chunks), dtype=np.bool_),
         )
 
@@ -273,8 +281,8 @@ class Step:
         return self.decodes.slots.astype(np.int32)
 
     @property
-    def decode_starts(self) -> NDArray[np.int64]:
-        """[num_decodes] int64: the position of each decode's one token."""
+    def decode_starts(self) -> NDArray[np.int32]:
+        """[num_decodes] int32: the position of each decode's one token."""
         return self.decodes.starts
 
     @property

@@ -61,7 +61,7 @@ class Scheduler:
         self._queue = EntryList()
         # changes of the queue and headroom for which the third was summed up: the blocks it will need
         self._queued = (-1, 0, 0)
-        self._running = Running(max_num_seqs)
+        self._running = Running(max_num_seqs, blocks.block_size)
         self._num_swapped = 0
 
         self._launched = 0
@@ -225,7 +225,7 @@ class Scheduler:
     def check(self) -> None:
         """Raise AssertionError when the books disagree, here or in the block manager."""
         self.blocks.check(self._entries)
-        self._running.check(self.blocks.block_size)
+        self._running.check()
         running = self._running.entries
         assert len(self._entries) == len(self._queue) + len(running), f"{len(self._entries)} alive"
         for entries, states in ((running, {Status.RUNNING}), (self._queue, {Status.WAITING, Status.SWAPPED})):
@@ -243,32 +243,38 @@ class Scheduler:
     def _decode(self, plan: Pass) -> list[Sequence]:
         # plans one token of every sequence that has a single one to compute; returns the other prompts
         running = self._running
-        slots = running.slots
-        num_tokens, num_computed, _, limits, num_blocks = running.counts()
-        missing = num_tokens - num_computed
-        # of those at their limit the last token is in flight
-        missing[num_tokens >= limits] = 0
-        full = num_computed == num_blocks * self.blocks.block_size
-        places = self._grow(plan, slots, np.flatnonzero(missing == 1), full)
-        if len(places):
-            plan.decodes = running.advance(slots[places])
-            plan.budget -= len(places)
-        partials = np.flatnonzero(missing > 1).tolist()
-        # victims have left the end of the list
-        return [running.entries[place].sequence for place in partials if place < len(running)]
+        missing = running.missing()
+        going = missing == 1
+        full = going & running.full()
+        growing = np.flatnonzero(full)
+        count = int(np.count_nonzero(going))
+        if count <= plan.budget and len(growing) <= self.blocks.num_free_blocks:
+            self._grow(growing)
+        else:
+            going = self._grow_in_order(plan, going, full)
+            count = int(np.count_nonzero(going))
+        if count:
+            plan.decodes = running.advance(going, count)
+            plan.budget -= count
+        if count == len(running):
+            return []
+        # without those that have just been preempted
+        return running.sequences_of(running.slots[missing[running.slots] > 1])
 
-    def _grow(
-        self, plan: Pass, slots: NDArray[np.int64], places: NDArray[np.int64], full: NDArray[np.bool_]
-    ) -> NDArray[np.int64]:
-        # gives a block to each place, in order, whose blocks are full; returns the places that can go, within budget
-        indices: list[int] = np.flatnonzero(full[places]).tolist()
-        if not indices:
-            return places[: plan.budget]
+    def _grow(self, slots: NDArray[np.int64]) -> None:
+        # a block more for each of these
+        if len(slots):
+            self._running.grew(slots, self.blocks.grow(self._running.sequences_of(slots)))
+
+    def _grow_in_order(self, plan: Pass, going: NDArray[np.bool_], full: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        # where blocks or budget are short: the most urgent get them first, and blocks at the cost of the least
+        # urgent; returns who can go
         running, blocks = self._running, self.blocks
+        slots = running.slots
+        places = np.flatnonzero(going[slots])
+        indices: list[int] = np.flatnonzero(full[slots[places]]).tolist()
         ready = indices[: min(blocks.num_free_blocks, bisect_left(indices, plan.budget))]
-        growing = slots[places[ready]]
-        blocks.grow(running.sequences_of(growing))
-        running.num_blocks[growing] += 1
+        self._grow(slots[places[ready]])
         stalled: list[int] = []
         for index in indices[len(ready) :]:
             place = int(places[index])
@@ -276,13 +282,16 @@ class Scheduler:
                 break
             entry = running.entries[place]
             if blocks.num_free_blocks or self._make_room(plan, entry):
-                blocks.grow([entry.sequence])
-                running.num_blocks[entry.sequence.slot] += 1
+                self._grow(slots[place : place + 1])
             else:
                 stalled.append(index)
         if stalled:
             places = np.delete(places, stalled)
-        return places[: np.searchsorted(places, len(running))][: plan.budget]
+        # victims have left the end of the list
+        places = places[: np.searchsorted(places, len(running))][: plan.budget]
+        chosen = np.zeros_like(going)
+        chosen[slots[places]] = True
+        return chosen
 
     def _arrived(self, step: Step, token_ids: NDArray[np.int64]) -> Arrived:
         # gives the tokens of a step to its sequences, and returns them without those that have ended since its launch
@@ -418,9 +427,9 @@ class Scheduler:
 
     def _promised(self) -> int:
         # the same of all that run, beyond the blocks they have
-        running, slots = self._running, self._running.slots
-        ahead = np.minimum(running.num_tokens[slots] + self.headroom.tokens, running.limits[slots] - 1)
-        missing = -(-ahead // self.blocks.block_size) - running.num_blocks[slots]
+        running = self._running
+        ahead = np.minimum(running.num_tokens + self.headroom.tokens, running.ends)
+        missing = -((running.room - ahead) // self.blocks.block_size)
         return int(np.maximum(missing, 0).sum())
 
     def _overgrow(self, sequence: Sequence) -> None:

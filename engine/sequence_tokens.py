@@ -1,5 +1,6 @@
 """The tokens of one sequence and what is counted of them, alone or as a row in tables of many."""
 
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 
 import numpy as np
@@ -21,14 +22,16 @@ class SequenceTokens:
         resumed: Tokens of the answer that are known from the start.
     """
 
-    __slots__ = ("_counts", "_tokens", "prompt")
+    __slots__ = ("_counts", "_read_tokens", "_tokens", "prompt")
 
     def __init__(self, prompt: NDArray[np.int32], resumed: SequenceOf[int] = ()) -> None:
         self.prompt = prompt
         # the known tokens, with room behind them for others; the prompt itself has none
         self._tokens = prompt
+        # gives the known tokens while they are kept elsewhere
+        self._read_tokens: Callable[[], NDArray[np.int32]] | None = None
         # [num_tokens, num_computed, num_known]
-        self._counts = np.array([len(prompt), 0, len(prompt)], dtype=np.int64)
+        self._counts = np.array([len(prompt), 0, len(prompt)], dtype=np.int32)
         if resumed:
             self.extend(resumed)
             self.num_tokens = self.num_known
@@ -50,7 +53,7 @@ class SequenceTokens:
     @property
     def output(self) -> list[int]:
         """The known tokens of the answer; a copy."""
-        tokens: list[int] = self._tokens[len(self.prompt) : self.num_known].tolist()
+        tokens: list[int] = self._known()[len(self.prompt) :].tolist()
         return tokens
 
     @property
@@ -78,41 +81,49 @@ class SequenceTokens:
 
     def extend(self, token_ids: SequenceOf[int]) -> None:
         """Make the next tokens of the answer known; for one whose tokens are not kept elsewhere."""
+        assert self._read_tokens is None, f"the tokens of {self} are kept elsewhere"
         known = self.num_known
         stop = known + len(token_ids)
         if stop > len(self._tokens):
-            self.move_tokens(np.empty(2 * stop, dtype=np.int32))
+            self.keep_tokens(2 * stop)
         self._tokens[known:stop] = token_ids
         self._counts[2] = stop
 
     def truncate(self, num_output: int) -> None:
-        """Forget the known tokens of the answer but the first `num_output`."""
+        """Forget the known tokens of the answer but the first `num_output`; for one whose tokens are not elsewhere."""
+        assert self._read_tokens is None, f"the tokens of {self} are kept elsewhere"
         self._counts[2] = min(self.num_known, len(self.prompt) + num_output)
 
-    def move_counts(self, place: NDArray[np.int64]) -> None:
+    def move_counts(self, place: NDArray[np.int32]) -> None:
         """
         Keep num_tokens, num_computed and num_known somewhere else from now on, with the values they have.
 
         Args:
-            place: [3] int64; may be a view into a table of many sequences.
+            place: [3] int32; may be a view into a table of many sequences.
         """
         place[:] = self._counts
         self._counts = place
 
-    def move_tokens(self, place: NDArray[np.int32]) -> None:
+    def hand_over_tokens(self, read: Callable[[], NDArray[np.int32]]) -> NDArray[np.int32]:
         """
-        Keep the known tokens somewhere else from now on.
+        Have the known tokens kept somewhere else from now on.
 
         Args:
-            place: [num_known or more] int32; may be a row of a table of many sequences.
-        """
-        known = self.num_known
-        place[:known] = self._tokens[:known]
-        self._tokens = place
+            read: Gives them, [num_known], and those that come.
 
-    def keeps_tokens_in(self, table: NDArray[np.int32]) -> bool:
-        """Whether the known tokens are kept in that table of many sequences."""
-        return self._tokens.base is table
+        Returns:
+            Those there are.
+        """
+        known = self._known()
+        self._read_tokens = read
+        return known
+
+    def keep_tokens(self, room: int) -> None:
+        """Keep the known tokens here from now on, with room for so many in all."""
+        known = self._known()
+        self._tokens = np.empty(room, dtype=np.int32)
+        self._tokens[: len(known)] = known
+        self._read_tokens = None
 
     def token_ids(self, start: int, stop: int) -> NDArray[np.int32]:
         """
@@ -123,4 +134,7 @@ class SequenceTokens:
         """
         if stop > self.num_known:
             raise IndexError(f"position {stop - 1} of {self} is not known yet")
-        return self._tokens[start:stop].copy()
+        return self._known()[start:stop].copy()
+
+    def _known(self) -> NDArray[np.int32]:
+        return self._tokens[: self.num_known] if self._read_tokens is None else self._read_tokens()

@@ -93,23 +93,26 @@ def join_slots(rows: SlotRows, joins: Tensor) -> None:
         join_slots_reference(rows, joins)
 
 
-def begin_decode(rows: SlotRows, slots: Tensor, inputs: DecodeInputs, block_size: int) -> None:
+def begin_decode(rows: SlotRows, slots: Tensor, fresh_blocks: Tensor, inputs: DecodeInputs, block_size: int) -> None:
     """
     Look up what each sequence computes next, and count it as computed.
+
+    The first token of a block brings the block with it, which is noted in the sequence's table.
 
     The last slot is nobody's: its rows, the padding of a batch, write no keys and no values, and
     attend to one token of the null block.
 
     Args:
         slots: [num_rows] int32, no slot twice but the last.
+        fresh_blocks: [num_rows] int32, read only where a row's token is the first of a block.
         inputs: Filled in; of as many rows.
     """
     if slots.is_cuda:
         from kernels.cuda.step_state import begin_decode_triton
 
-        begin_decode_triton(rows, slots, inputs, block_size)
+        begin_decode_triton(rows, slots, fresh_blocks, inputs, block_size)
     else:
-        begin_decode_reference(rows, slots, inputs, block_size)
+        begin_decode_reference(rows, slots, fresh_blocks, inputs, block_size)
 
 
 def end_step(rows: SlotRows, slots: Tensor, token_ids: Tensor) -> None:
@@ -142,10 +145,14 @@ def join_slots_reference(rows: SlotRows, joins: Tensor) -> None:
     rows.knobs[slots] = joins[:, KNOBS:].contiguous().view(torch.float32)
 
 
-def begin_decode_reference(rows: SlotRows, slots: Tensor, inputs: DecodeInputs, block_size: int) -> None:
+def begin_decode_reference(
+    rows: SlotRows, slots: Tensor, fresh_blocks: Tensor, inputs: DecodeInputs, block_size: int
+) -> None:
     index = slots.long()
     real = index < len(rows.num_computed) - 1
     places = torch.where(real, rows.num_computed[index], 0).long()
+    enters = real & (places % block_size == 0)
+    rows.block_tables[index[enters], places[enters] // block_size] = fresh_blocks[enters]
     blocks = rows.block_tables[index, places // block_size].long()
     inputs.input_ids.copy_(torch.where(real, rows.last_token[index], 0))
     inputs.positions.copy_(places)

@@ -13,7 +13,7 @@ from engine.cuda.device_state import DeviceState
 from engine.cuda.graphs import DecodeGraphs, Sampling
 from engine.cuda.kv_cache import CudaKVCache
 from engine.cuda.plan import PackedPrefill, PackedStep, PrefillSections, StepPacker
-from engine.cuda.transfer import Event, MakeEvent, Transfers, make_cuda_event, record_timed_event, to_host
+from engine.cuda.transfer import CudaEvent, Event, HostBuffers, MakeEvent, Transfers, record_timed_event, to_host
 from engine.model.decoder import Decoder
 from engine.request import Sequence, Step, StepResult, TokenLogprob
 from engine.sampler import LogprobRows, Sampled, Sampler
@@ -36,22 +36,22 @@ class CudaTicket:
     A step that the device has been given.
 
     Args:
-        done: Comes when everything below is on the host.
-        sampled: In the order of the rows that sampled.
+        buffers: Where the tokens come, in the order of the rows that sampled; all below is on the host by then, too.
+        logprobs: What sampling gave besides tokens; None where nobody asked.
         order: Place in `Step.sampled` of each of these; None where that is their order.
         prompt_logprobs: Index into `Step.chunks` to what was computed of it, in pieces.
     """
 
-    done: Event
-    sampled: Sampled
+    buffers: HostBuffers
+    num_sampled: int
+    logprobs: Sampled | None
     order: NDArray[np.int64] | None
     prompt_logprobs: dict[int, list[LogprobRows]]
 
     def result(self) -> StepResult:
-        self.done.synchronize()
-        # the buffer will be another step's
-        token_ids = self.sampled.token_ids.numpy().copy()
-        logprobs = self.sampled.read_logprobs()
+        # a copy, as the buffers will be another step's
+        token_ids = self.buffers.wait()[: self.num_sampled].copy()
+        logprobs = self.logprobs.read_logprobs() if self.logprobs is not None else []
         if self.order is not None:
             token_ids = _reordered(token_ids, self.order)
             by_place = dict(zip(self.order.tolist(), logprobs, strict=False))
@@ -80,7 +80,7 @@ class CudaModelRunner:
         max_num_seqs: int,
         max_num_batched_tokens: int,
         max_model_len: int,
-        make_event: MakeEvent = make_cuda_event,
+        make_event: MakeEvent = CudaEvent,
     ) -> None:
         self.model = model
         self.kv_cache = kv_cache
@@ -105,6 +105,7 @@ class CudaModelRunner:
             sampler.state.device,
             make_event,
             num_numbers=self._packer.most_numbers(max_num_batched_tokens),
+            head_count=self._packer.head_count,
             num_rows=max_num_seqs + 1,
         )
         config = model.config
@@ -192,63 +193,58 @@ class CudaModelRunner:
         for chunk in step.prefill_chunks:
             if chunk.join:
                 self._join(chunk.sequence)
-        packed = self._packer.pack(step, self._num_padding(step))
+        packed = self._packer.pack(step, self._transfers.begin())
         # after the host's work: where the device waited for it, that is no part of the step
         begin = record_timed_event() if self.step_events is not None else None
-        numbers = self._send(packed)
-        slots = packed.numbers[packed.slots.place]
-        features = Feature(int(np.bitwise_or.reduce(self._features[slots], initial=0)))
+        sent = self._transfers.send(packed.count)
+        features = Feature(int(np.bitwise_or.reduce(self._features[packed.slots], initial=0)))
         prompt_logprobs: dict[int, list[LogprobRows]] = {}
         if packed.prefill is None:
-            sampled: Sampled | None = self._decode(packed, features)
+            sampled = self._decode(packed, features)
         else:
-            hidden = self._forward_mixed(packed.num_decodes, packed.prefill, numbers)
+            self._note_chunks(packed.prefill, sent)
+            hidden = self._forward_mixed(packed.num_decodes, packed.prefill, sent)
             prompt_logprobs = self._prompt_logprobs(step, packed.prefill, hidden)
-            sampled = self._sample_mixed(packed, packed.prefill, hidden, numbers, features)
+            sampled = self._sample_mixed(packed, packed.prefill, hidden, sent, features)
         return self._ticket(packed, sampled, prompt_logprobs, begin)
-
-    def _num_padding(self, step: Step) -> int:
-        if step.prefill_chunks or self.graphs is None:
-            return 0
-        return self.graphs.size_for(step.num_decodes) - step.num_decodes
 
     def _join(self, sequence: Sequence) -> None:
         self.sampler.state.remember(sequence.slot, sequence.params, sequence.prompt, sequence.output)
         self._features[sequence.slot] = sequence.params.features
 
-    def _send(self, packed: PackedStep) -> Tensor:
-        sent = self._transfers.send(packed.numbers)
-        if packed.joins.count:
-            join_slots(self.state.rows, sent[packed.joins.place].view(-1, JOIN_COLUMNS))
-        if packed.places.count:
-            scatter(self.state.rows.block_tables, sent[packed.places.place], sent[packed.blocks.place])
-        if packed.prefill is not None:
-            prefill = packed.prefill
-            scatter(self.state.rows.num_computed, sent[prefill.moved.place], sent[prefill.computed.place])
-        return sent
+    def _note_chunks(self, prefill: PackedPrefill, sent: Tensor) -> None:
+        rows = self.state.rows
+        if prefill.joins.count:
+            join_slots(rows, sent[prefill.joins.place].view(-1, JOIN_COLUMNS))
+            scatter(rows.block_tables, sent[prefill.places.place], sent[prefill.blocks.place])
+        scatter(rows.num_computed, sent[prefill.moved.place], sent[prefill.computed.place])
 
-    def _decode(self, packed: PackedStep, features: Feature) -> Sampled:
+    def _decode(self, packed: PackedStep, features: Feature) -> Sampled | None:
         count, kind = packed.num_decodes, _kind_of(features)
         if self.graphs is not None:
             self.graphs.replay(self.graphs.size_for(count), kind)
         else:
             self._decode_rows(count, kind)
         if kind is not Sampling.LOGITS:
-            return Sampled(self._transfers.token_ids[:count])
+            return None
         assert self._logits is not None
-        return self.sampler.sample(self._logits[:count], packed.numbers[packed.slots.place].tolist(), features)
+        return self._sample_eagerly(self._logits[:count], packed, features)
 
     def _decode_rows(self, count: int, sampling: Sampling) -> None:
         """One decode step over the static buffers: what a graph holds."""
-        slots = self._transfers.numbers[:count]
-        inputs = self.state.inputs.rows(count)
-        begin_decode(self.state.rows, slots, inputs, self.block_size)
+        numbers, inputs = self._transfers.numbers, self.state.inputs.rows(count)
+        slots = self._begin_decode(count, inputs, numbers)
         batch = self._batch(inputs, count, self._decode_plans(slots, inputs, count), {})
         logits = self.model.logits(self.model.forward(batch, self.kv_cache.layers))
         if sampling is Sampling.LOGITS:
             self._keep_logits(logits)
         else:
             self._pick(logits, slots, self._transfers.token_ids[:count], sampling)
+
+    def _begin_decode(self, count: int, inputs: DecodeInputs, sent: Tensor) -> Tensor:
+        slots, start = sent[:count], self._packer.fresh_start
+        begin_decode(self.state.rows, slots, sent[start : start + count], inputs, self.block_size)
+        return slots
 
     def _pick(self, logits: Tensor, slots: Tensor, token_ids: Tensor, sampling: Sampling) -> None:
         logits = logits[:, : self.sampler.vocab_size]
@@ -266,29 +262,34 @@ class CudaModelRunner:
 
     def _forward_mixed(self, count: int, prefill: PackedPrefill, sent: Tensor) -> Tensor:
         inputs = self.state.inputs.rows(count + prefill.num_tokens)
-        decodes = inputs.rows(count)
+        decode: dict[int | None, PagedDecode] = {}
         if count:
-            begin_decode(self.state.rows, sent[:count], decodes, self.block_size)
+            decodes = inputs.rows(count)
+            decode = self._decode_plans(self._begin_decode(count, decodes, sent), decodes, count)
         inputs.input_ids[count:].copy_(sent[prefill.input_ids.place])
         inputs.positions[count:].copy_(sent[prefill.positions.place])
         inputs.slot_mapping[count:].copy_(sent[prefill.slot_mapping.place])
-        decode = self._decode_plans(sent[:count], decodes, count) if count else {}
         batch = self._batch(inputs, count, decode, self._prefill_plans(prefill, sent))
         return self.model.forward(batch, self.kv_cache.layers)
 
     def _sample_mixed(
         self, packed: PackedStep, prefill: PackedPrefill, hidden: Tensor, sent: Tensor, features: Feature
     ) -> Sampled | None:
-        if not packed.slots.count:
+        num_sampled = len(packed.slots)
+        if not num_sampled:
             return None
         # the head runs over the rows that sample alone
         logits = self.model.logits(hidden.index_select(0, sent[prefill.sample_rows.place]))
         kind = _kind_of(features)
         if kind is Sampling.LOGITS:
-            return self.sampler.sample(logits, packed.numbers[packed.slots.place].tolist(), features)
-        token_ids = self._transfers.token_ids[: packed.slots.count]
-        self._pick(logits, sent[packed.slots.place], token_ids, kind)
-        return Sampled(token_ids)
+            return self._sample_eagerly(logits, packed, features)
+        self._pick(logits, sent[:num_sampled], self._transfers.token_ids[:num_sampled], kind)
+        return None
+
+    def _sample_eagerly(self, logits: Tensor, packed: PackedStep, features: Feature) -> Sampled:
+        sampled = self.sampler.sample(logits, packed.slots.tolist(), features)
+        self._transfers.token_ids[: len(packed.slots)].copy_(sampled.token_ids)
+        return sampled
 
     def _batch(
         self,
@@ -365,11 +366,10 @@ class CudaModelRunner:
     ) -> CudaTicket:
         if begin is not None and self.step_events is not None:
             self.step_events.append((begin, record_timed_event()))
-        logprobs = sampled.logprobs.map(to_host) if sampled is not None and sampled.logprobs is not None else None
-        token_ids = sampled.token_ids if sampled is not None else self._transfers.token_ids[:0]
-        fetched, done = self._transfers.fetch(token_ids)
+        if sampled is not None and sampled.logprobs is not None:
+            sampled = Sampled(sampled.token_ids, sampled.logprobs.map(to_host))
         order = packed.prefill.order if packed.prefill is not None else None
-        return CudaTicket(done, Sampled(fetched, logprobs), order, prompt_logprobs)
+        return CudaTicket(self._transfers.fetch(), len(packed.slots), sampled, order, prompt_logprobs)
 
 
 def _kind_of(features: Feature) -> Sampling:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.request import Chunk, Step
+from engine.request import Chunk, Sequence, Step
 from engine.state import knob_row
 from kernels.random_draws import stream_words
 from kernels.step_state import JOIN_COLUMNS, KNOBS
@@ -57,6 +57,9 @@ class PackedPrefill:
     The chunks of a step that bring their tokens: those that start a sequence, then those behind a prefix.
 
     Args:
+        joins: [n * JOIN_COLUMNS].
+        places, blocks: Entries of the block tables of those that join (slot * max_blocks + index), and what they
+            become. No other chunk's table has grown: it holds the whole prompt.
         moved, computed: Slots, and how many of their tokens are computed after this step.
         input_ids, positions, slot_mapping: Of these chunks' tokens.
         sample_rows: Rows that sample among all token rows of the step: decodes come first.
@@ -65,6 +68,9 @@ class PackedPrefill:
     """
 
     num_tokens: int
+    joins: Section
+    places: Section
+    blocks: Section
     moved: Section
     computed: Section
     input_ids: Section
@@ -83,48 +89,39 @@ class PackedStep:
     A step in the device's words.
 
     Args:
-        numbers: What is sent.
-        slots: Of the sequences that sample: decodes, then prefill chunks. It lies first, at 0.
+        count: Numbers to send, from the first.
+        slots: Of the sequences that sample: decodes, then prefill chunks. A view of the numbers, the first.
         num_decodes: Sequences whose one token is on the device already.
-        joins: [n * JOIN_COLUMNS].
-        places, blocks: Entries of the block tables (slot * max_blocks + index) and what they become.
         prefill: None where there are decodes alone, which then are in the order of the step.
     """
 
-    numbers: Int32s
-    slots: Section
+    count: int
+    slots: Int32s
     num_decodes: int
-    joins: Section
-    places: Section
-    blocks: Section
     prefill: PackedPrefill | None
 
 
 class _Numbers:
-    """Sections one after the other."""
+    """Sections one after the other, from `count` on; what stands in the gaps between them means nothing."""
 
-    def __init__(self) -> None:
-        self.parts: list[Int32s] = []
-        self.count = 0
+    def __init__(self, numbers: Int32s, count: int) -> None:
+        self._numbers = numbers
+        self.count = count
 
     def add(self, values: Int32s | SequenceOf[int]) -> Section:
         part = np.asarray(values, dtype=np.int32).ravel()
         section = Section(self.count, len(part))
-        self.parts.append(part)
-        self.count += len(part)
-        gap = -self.count % ALIGNMENT
-        if gap:
-            self.parts.append(np.zeros(gap, dtype=np.int32))
-            self.count += gap
+        self._numbers[section.place] = part
+        self.count += _aligned(len(part))
         return section
-
-    def joined(self) -> Int32s:
-        return np.concatenate(self.parts)
 
 
 class StepPacker:
     """
-    Packs steps, and knows which blocks of each slot the device has been told.
+    Packs steps; keeps nothing of them.
+
+    The numbers begin with a head, at places that graphs know: from 0 on the slots of the rows that
+    sample, from `fresh_start` on the newest block of each decode. It is all that decodes alone need.
 
     Args:
         max_blocks: Columns of the device's block tables.
@@ -135,38 +132,43 @@ class StepPacker:
         self.block_size = block_size
         self.vocab_size = vocab_size
         self.padding_slot = max_num_seqs
-        # all the mutable state there is: by slot, the length of the table that was sent
-        self._sent = [0] * max_num_seqs
+        self.fresh_start = _aligned(max_num_seqs)
+        self.head_count = 2 * self.fresh_start
 
     def most_numbers(self, max_num_batched_tokens: int) -> int:
         """The longest that a step of so many tokens can get."""
-        # of each sequence a join, a table, its slot four times and, where each is a part of its own, three sections
-        each = JOIN_COLUMNS + 2 * self.max_blocks + 4 + 3 * ALIGNMENT
-        # of each token its id, position and slot; and the gaps behind the ten sections that are always there
-        return 3 * max_num_batched_tokens + self.padding_slot * each + 10 * (ALIGNMENT - 1)
+        # of each sequence a join, a table, three numbers and, where each is a part of its own, three sections
+        each = JOIN_COLUMNS + 2 * self.max_blocks + 3 + 3 * ALIGNMENT
+        # of each token its id, position and slot; and the gaps behind the nine sections that prefills always have
+        return self.head_count + 3 * max_num_batched_tokens + self.padding_slot * each + 9 * (ALIGNMENT - 1)
 
-    def pack(self, step: Step, num_padding: int = 0) -> PackedStep:
+    def pack(self, step: Step, numbers: Int32s) -> PackedStep:
         """
-        Lay a step out.
+        Lay a step out. Rows behind those that sample are padding.
 
         Args:
-            step: At least one chunk; steps come in the order of their launches.
-            num_padding: Rows of padding behind the decodes of a step that has nothing else.
+            step: At least one chunk.
+            numbers: Filled in; as long as `most_numbers` says.
         """
-        prefills = sorted(step.prefill_chunks, key=_has_prefix)
-        numbers = _Numbers()
-        sampled = [chunk.sequence.slot for chunk in prefills if chunk.samples]
-        rows = sampled or [self.padding_slot] * num_padding
-        numbers.add(np.concatenate([step.decode_slots, rows]) if rows else step.decode_slots)
-        slots = Section(0, step.num_decodes + len(sampled))
-        joins = numbers.add(self._joins(prefills))
-        places, blocks = self._new_blocks(step, prefills)
-        sections = numbers.add(places), numbers.add(blocks)
-        prefill = self._prefill(step, numbers, prefills) if prefills else None
-        return PackedStep(numbers.joined(), slots, step.num_decodes, joins, *sections, prefill)
+        decodes = step.decodes
+        num_decodes = num_sampling = len(decodes)
+        numbers[:num_decodes] = decodes.slots
+        numbers[self.fresh_start : self.fresh_start + num_decodes] = decodes.blocks
+        prefill, count = None, self.head_count
+        if step.prefill_chunks:
+            prefills = sorted(step.prefill_chunks, key=_has_prefix)
+            sampled = [chunk.sequence.slot for chunk in prefills if chunk.samples]
+            num_sampling += len(sampled)
+            numbers[num_decodes:num_sampling] = sampled
+            behind_head = _Numbers(numbers, count)
+            prefill = self._prefill(step, behind_head, prefills)
+            count = behind_head.count
+        numbers[num_sampling : self.fresh_start] = self.padding_slot
+        return PackedStep(count, numbers[:num_sampling], num_decodes, prefill)
 
-    def _prefill(self, step: Step, numbers: "_Numbers", prefills: SequenceOf[Chunk]) -> PackedPrefill:
+    def _prefill(self, step: Step, numbers: _Numbers, prefills: SequenceOf[Chunk]) -> PackedPrefill:
         num_decodes = step.num_decodes
+        joining = [chunk for chunk in prefills if chunk.join]
         samplers = [chunk for chunk in step.prefill_chunks if chunk.samples]
         places = {id(chunk): num_decodes + place for place, chunk in enumerate(samplers)}
         order, sample_rows = list(range(num_decodes)), list(range(num_decodes))
@@ -182,6 +184,9 @@ class StepPacker:
         behind = _split(prefills[len(fresh) :])
         return PackedPrefill(
             num_tokens=row - num_decodes,
+            joins=numbers.add(self._joins(joining)),
+            places=numbers.add([place for chunk in joining for place in self._table_places(chunk.sequence)]),
+            blocks=numbers.add([block for chunk in joining for block in chunk.sequence.block_table]),
             moved=numbers.add([chunk.sequence.slot for chunk in prefills]),
             computed=numbers.add([chunk.start + chunk.length for chunk in prefills]),
             input_ids=numbers.add(np.concatenate([_token_ids(chunk) for chunk in prefills])),
@@ -194,13 +199,11 @@ class StepPacker:
             first_rows=tuple(first_rows[id(chunk)] for chunk in step.prefill_chunks),
         )
 
-    def _joins(self, chunks: SequenceOf[Chunk]) -> Int32s:
-        joining = [chunk for chunk in chunks if chunk.join]
+    def _joins(self, joining: SequenceOf[Chunk]) -> Int32s:
         rows = np.empty((len(joining), JOIN_COLUMNS), dtype=np.int32)
         for row, chunk in zip(rows, joining, strict=True):
             sequence = chunk.sequence
             params = sequence.params
-            self._sent[sequence.slot] = 0
             # everything it has is known: a sequence joins only when nothing of it is in flight
             last = sequence.output[-1] if sequence.output else int(sequence.prompt[-1])
             row[:KNOBS] = (
@@ -214,26 +217,18 @@ class StepPacker:
             row[KNOBS:].view(np.float32)[:] = knob_row(params)
         return rows
 
-    def _new_blocks(self, step: Step, prefills: SequenceOf[Chunk]) -> tuple[list[int], list[int]]:
-        places: list[int] = []
-        blocks: list[int] = []
-        # a decode's table grows with the first token of a block alone
-        entering = np.flatnonzero(step.decode_starts % self.block_size == 0).tolist()
-        growing = [step.decodes.sequences[place] for place in entering] + [chunk.sequence for chunk in prefills]
-        for sequence in growing:
-            slot, table = sequence.slot, sequence.block_table
-            first, stop = self._sent[slot], len(table)
-            if first < stop:
-                start = slot * self.max_blocks
-                places += range(start + first, start + stop)
-                blocks += table[first:]
-                self._sent[slot] = stop
-        return places, blocks
+    def _table_places(self, sequence: Sequence) -> range:
+        start = sequence.slot * self.max_blocks
+        return range(start, start + len(sequence.block_table))
 
     def _cache_slots(self, chunk: Chunk) -> Int32s:
         positions = _positions(chunk)
         table = np.asarray(chunk.sequence.block_table, dtype=np.int32)
         return table[positions // self.block_size] * self.block_size + positions % self.block_size
+
+
+def _aligned(count: int) -> int:
+    return count + -count % ALIGNMENT
 
 
 def _has_prefix(chunk: Chunk) -> bool:

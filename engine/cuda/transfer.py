@@ -24,10 +24,17 @@ class Event(Protocol):
 MakeEvent = Callable[[], Event]
 
 
-def make_cuda_event() -> Event:
-    """An event that leaves the processor to others while it is waited for."""
-    event: Event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-    return event
+class CudaEvent:
+    """An event of the stream that is current when it is made; who waits leaves the processor to others."""
+
+    def __init__(self) -> None:
+        self._event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        # asked for once: torch makes a new object of it at each question
+        self._stream = torch.cuda.current_stream()
+        self.synchronize = self._event.synchronize
+
+    def record(self) -> None:
+        self._event.record(self._stream)
 
 
 def record_timed_event() -> Event:
@@ -37,60 +44,118 @@ def record_timed_event() -> Event:
     return event
 
 
+class HostBuffers:
+    """
+    The host's side of what one step exchanges with the device; the step's own until it has been waited for.
+
+    Args:
+        head_count: Numbers that every step has.
+        pinned: So that copies need not be waited for.
+    """
+
+    def __init__(self, done: Event, *, num_numbers: int, head_count: int, num_rows: int, pinned: bool) -> None:
+        self.numbers_tensor = torch.zeros(num_numbers, dtype=torch.int32, pin_memory=pinned)
+        self.token_ids_tensor = torch.zeros(num_rows, dtype=torch.int64, pin_memory=pinned)
+        # the same memory, looked up once
+        self.head = self.numbers_tensor[:head_count]
+        self.numbers: NDArray[np.int32] = self.numbers_tensor.numpy()
+        self._token_ids: NDArray[np.int64] = self.token_ids_tensor.numpy()
+        self._done = done
+        self._in_use = False
+
+    def end(self) -> None:
+        """Note that all which the device does with them is queued."""
+        self._done.record()
+        self._in_use = True
+
+    def wait(self) -> NDArray[np.int64]:
+        """
+        Wait until the device is done with them.
+
+        Returns:
+            [num_rows], the tokens that were sampled first; right until the step that has these buffers next.
+        """
+        if self._in_use:
+            self._done.synchronize()
+            self._in_use = False
+        return self._token_ids
+
+
 class Transfers:
     """
     What steps exchange with the device: numbers down, token ids back.
 
-    On the device both have one buffer each, always at the same address; on the host a ring of pinned
-    ones, with one event each that says when the device is done with them.
+    On the device both have one buffer each, always at the same address; on the host there is a ring of them.
 
     Args:
         num_numbers: Most numbers of a step.
+        head_count: Numbers that every step has; a step of no others costs least.
         num_rows: Most tokens that a step samples.
         depth: Buffers of the ring: more than steps are in flight at a time.
     """
 
     def __init__(
-        self, device: torch.device, make_event: MakeEvent, *, num_numbers: int, num_rows: int, depth: int = 4
+        self,
+        device: torch.device,
+        make_event: MakeEvent,
+        *,
+        num_numbers: int,
+        head_count: int,
+        num_rows: int,
+        depth: int = 4,
     ) -> None:
         self.numbers = torch.zeros(num_numbers, dtype=torch.int32, device=device)
         self.token_ids = torch.zeros(num_rows, dtype=torch.int64, device=device)
-        pinned = device.type == "cuda"
-        self._numbers = [torch.zeros(num_numbers, dtype=torch.int32, pin_memory=pinned) for _ in range(depth)]
-        self._token_ids = [torch.zeros(num_rows, dtype=torch.int64, pin_memory=pinned) for _ in range(depth)]
-        self._done = [make_event() for _ in range(depth)]
+        self._head_count = head_count
+        self._head = self.numbers[:head_count]
+        self._ring = [
+            HostBuffers(
+                make_event(),
+                num_numbers=num_numbers,
+                head_count=head_count,
+                num_rows=num_rows,
+                pinned=device.type == "cuda",
+            )
+            for _ in range(depth)
+        ]
         self._place = 0
 
-    def send(self, numbers: NDArray[np.int32]) -> Tensor:
+    def begin(self) -> NDArray[np.int32]:
+        """Begin a step: the host's buffer for its numbers, [num_numbers]."""
+        self._place = (self._place + 1) % len(self._ring)
+        buffers = self._ring[self._place]
+        # as a rule its step was waited for long ago
+        buffers.wait()
+        return buffers.numbers
+
+    def send(self, count: int) -> Tensor:
         """
-        Begin a step: copy its numbers to the device.
+        Copy the first numbers to the device.
+
+        Args:
+            count: head_count at least.
 
         Returns:
             The buffer there, right for work that is queued before the next `send`.
         """
-        self._place = (self._place + 1) % len(self._done)
-        self._done[self._place].synchronize()
-        count = len(numbers)
-        host = self._numbers[self._place]
-        host.numpy()[:count] = numbers
-        self.numbers[:count].copy_(host[:count], non_blocking=True)
+        buffers = self._ring[self._place]
+        if count == self._head_count:
+            self._head.copy_(buffers.head, non_blocking=True)
+        else:
+            self.numbers[:count].copy_(buffers.numbers_tensor[:count], non_blocking=True)
         return self.numbers
 
-    def fetch(self, token_ids: Tensor) -> tuple[Tensor, Event]:
+    def fetch(self) -> HostBuffers:
         """
-        End a step: copy what it sampled to the host.
+        End a step: copy `token_ids` to the host.
 
         Returns:
-            [len(token_ids)] int64, right once the event has come and until as many more steps have
-            begun as the ring is deep; what `to_host` started before is there then, too.
+            What to wait for; what `to_host` started before has come then, too.
         """
-        count = len(token_ids)
-        host = self._token_ids[self._place][:count]
-        if count:
-            host.copy_(token_ids, non_blocking=True)
-        done = self._done[self._place]
-        done.record()
-        return host, done
+        buffers = self._ring[self._place]
+        buffers.token_ids_tensor.copy_(self.token_ids, non_blocking=True)
+        buffers.end()
+        return buffers
 
 
 def to_host(values: Tensor) -> Tensor:

@@ -34,6 +34,7 @@ def _join_slots(joins, num_computed, last_token, positions, streams, top_k, knob
 @triton.jit(do_not_specialize=["num_rows", "num_slots", "max_blocks"])
 def _begin_decode(
     slots,
+    fresh_blocks,
     num_computed,
     last_token,
     block_tables,
@@ -53,7 +54,13 @@ def _begin_decode(
     # the last slot belongs to padding
     real = inside & (slot < num_slots - 1)
     place = tl.load(num_computed + slot, mask=real, other=0)
-    block = tl.load(block_tables + slot * max_blocks + place // BLOCK_SIZE, mask=real, other=0).to(tl.int64)
+    entry = block_tables + slot * max_blocks + place // BLOCK_SIZE
+    enters = real & (place % BLOCK_SIZE == 0)
+    fresh = tl.load(fresh_blocks + row, mask=enters, other=0)
+    tl.store(entry, fresh, mask=enters)
+    # not loaded where it was just stored: nothing orders the two
+    known = tl.load(entry, mask=real & (place % BLOCK_SIZE != 0), other=0)
+    block = tl.where(enters, fresh, known).to(tl.int64)
     token = tl.load(last_token + slot, mask=real, other=0)
     tl.store(input_ids + row, token, mask=inside)
     tl.store(positions + row, place.to(tl.int64), mask=inside)
@@ -92,10 +99,13 @@ def join_slots_triton(rows: SlotRows, joins: Tensor) -> None:
     )
 
 
-def begin_decode_triton(rows: SlotRows, slots: Tensor, inputs: DecodeInputs, block_size: int) -> None:
+def begin_decode_triton(
+    rows: SlotRows, slots: Tensor, fresh_blocks: Tensor, inputs: DecodeInputs, block_size: int
+) -> None:
     num_rows = len(slots)
     _begin_decode[(triton.cdiv(num_rows, _BLOCK),)](
         slots,
+        fresh_blocks,
         rows.num_computed,
         rows.last_token,
         rows.block_tables,

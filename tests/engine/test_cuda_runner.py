@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from engine.cuda.graphs import graph_sizes
 from engine.cuda.model_runner import CudaModelRunner
@@ -109,30 +110,47 @@ def packer() -> StepPacker:
     return StepPacker(max_num_seqs=MAX_NUM_SEQS, max_blocks=32, block_size=BLOCK_SIZE, vocab_size=VOCAB)
 
 
-def test_a_decode_in_the_middle_of_a_block_sends_its_slot_alone(packer: StepPacker) -> None:
+@pytest.fixture
+def numbers(packer: StepPacker) -> NDArray[np.int32]:
+    return np.full(packer.most_numbers(40), -9, dtype=np.int32)
+
+
+def decoding(slot: int, length: int, table: list[int]) -> Chunk:
     """
-    Tokens, positions and tables are on the device: only what differs travels.
+    A chunk whose one token has been sampled already.
     """
-    sequence = Sequence(Request("r", np.arange(4, 9, dtype=np.int32), SamplingParams()), 0)
-    sequence.slot, sequence.block_table = 2, [7, 9]
-    packer.pack(Step(1, (Chunk(sequence, 0, 5, samples=True, join=True),)))
-
-    packed = packer.pack(Step(2, (Chunk(sequence, 5, 1, samples=True),)))
-
-    assert [2, 0, 0, 0] == packed.numbers.tolist()
+    sequence = Sequence(Request("r", np.arange(4, 4 + length, dtype=np.int32), SamplingParams()), 0)
+    sequence.slot, sequence.block_table = slot, table
+    return Chunk(sequence, length, 1, samples=True)
 
 
-def test_a_decode_that_enters_a_block_sends_it(packer: StepPacker) -> None:
+def test_decodes_send_a_head_of_fixed_places(packer: StepPacker, numbers: NDArray[np.int32]) -> None:
     """
-    The new block's place in the table, and its id.
+    Tokens, positions and tables are on the device: slots travel, and the newest blocks for those who enter them.
     """
-    sequence = Sequence(Request("r", np.arange(4, 12, dtype=np.int32), SamplingParams()), 0)
-    sequence.slot, sequence.block_table = 2, [7, 9]
-    packer.pack(Step(1, (Chunk(sequence, 0, 8, samples=True, join=True),)))
-    sequence.block_table.append(11)
+    packed = packer.pack(Step(1, (decoding(2, 5, [7, 9]), decoding(4, 8, [1, 3, 11]))), numbers)
 
-    packed = packer.pack(Step(2, (Chunk(sequence, 8, 1, samples=True),)))
+    assert (2, None, packer.head_count) == (packed.num_decodes, packed.prefill, packed.count)
+    assert [2, 4] == packed.slots.tolist()
+    assert [2, 4] + [MAX_NUM_SEQS] * (packer.fresh_start - 2) == numbers[: packer.fresh_start].tolist()
+    assert [9, 11] == numbers[packer.fresh_start : packer.fresh_start + 2].tolist()
+    assert [-9] == np.unique(numbers[packer.head_count :]).tolist()
 
-    assert ([2], [2 * 32 + 2], [11]) == tuple(
-        packed.numbers[section.place].tolist() for section in (packed.slots, packed.places, packed.blocks)
+
+def test_who_joins_sends_its_whole_table(packer: StepPacker, numbers: NDArray[np.int32]) -> None:
+    """
+    Behind the head, and once: the chunks that follow find it on the device.
+    """
+    sequence = decoding(3, 10, [5, 6, 8]).sequence
+    joins, follows = Chunk(sequence, 0, 6, samples=False, join=True), Chunk(sequence, 6, 4, samples=True)
+
+    first, second = (
+        packer.pack(Step(1, (decoding(2, 5, [7]), chunk)), numbers.copy()).prefill for chunk in (joins, follows)
     )
+    packed = packer.pack(Step(1, (decoding(2, 5, [7]), joins)), numbers)
+
+    assert first is not None
+    assert second is not None
+    assert (0, 0) == (second.joins.count, second.places.count)
+    assert ([96, 97, 98], [5, 6, 8]) == tuple(numbers[part.place].tolist() for part in (first.places, first.blocks))
+    assert [2] == packed.slots.tolist()

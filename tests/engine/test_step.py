@@ -27,7 +27,7 @@ def test_the_leading_decodes_are_columns() -> None:
     assert (first, second, prompt, late) == step.chunks
     assert (prompt, late) == step.prefill_chunks
     assert ([3, 0], np.int32) == (step.decode_slots.tolist(), step.decode_slots.dtype)
-    assert ([5, 12], np.int64) == (step.decode_starts.tolist(), step.decode_starts.dtype)
+    assert ([5, 12], np.int32) == (step.decode_starts.tolist(), step.decode_starts.dtype)
     assert (2, 4, 19) == (step.num_decodes, step.num_sampling, step.num_tokens)
     check_columns(step)
 

@@ -66,9 +66,10 @@ def test_random_steps() -> None:
         scatter_triton(actual.block_tables, places.cuda(), blocks.cuda())
 
         padded = torch.cat([slots, torch.full((int(draw(1, 9, 1)),), NUM_SLOTS - 1, dtype=torch.int32)])
+        fresh = draw(0, 1 << 30, len(padded))
         want, got = make_inputs(len(padded), "cpu"), make_inputs(len(padded), "cuda")
-        begin_decode_reference(expected, padded, want, 16)
-        begin_decode_triton(actual, padded.cuda(), got, 16)
+        begin_decode_reference(expected, padded, fresh, want, 16)
+        begin_decode_triton(actual, padded.cuda(), fresh.cuda(), got, 16)
         assert_equal(want, got)
         tokens = draw(-1, 150_000, len(padded)).long()
         end_step_reference(expected, padded, tokens)

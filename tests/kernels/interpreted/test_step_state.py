@@ -48,21 +48,43 @@ def assert_equal(expected: object, actual: object) -> None:
         assert torch.equal(getattr(expected, field.name), getattr(actual, field.name)), field.name
 
 
+@pytest.mark.parametrize("entering", [False, True])
 @pytest.mark.parametrize("slots", [[3], [0, 5, 2, 7], [4, 8, 8, 8], [8] * 3])
-def test_begin_decode(slots: list[int]) -> None:
+def test_begin_decode(slots: list[int], entering: bool) -> None:
     """
     Tokens, positions and cache slots are looked up; the last slot's rows write nothing.
     """
     expected, actual = make_rows(1), make_rows(1)
     want, got = make_inputs(len(slots)), make_inputs(len(slots))
-    index = torch.tensor(slots, dtype=torch.int32)
+    index, fresh = torch.tensor(slots, dtype=torch.int32), torch.arange(70, 70 + len(slots), dtype=torch.int32)
+    if entering:
+        for rows in (expected, actual):
+            # the row of padding, too
+            rows.num_computed[[0, 4, 7, 8]] = torch.tensor([0, 16, 48, 32], dtype=torch.int32)
 
-    begin_decode_reference(expected, index, want, 16)
-    begin_decode_triton(actual, index, got, 16)
+    begin_decode_reference(expected, index, fresh, want, 16)
+    begin_decode_triton(actual, index, fresh, got, 16)
 
     assert_equal(want, got)
     assert_equal(expected, actual)
     assert [slot == NUM_SLOTS - 1 for slot in slots] == (got.slot_mapping == -1).tolist()
+
+
+def test_the_first_token_of_a_block_brings_the_block() -> None:
+    """
+    It is noted in the table and written to; in the middle of a block the table alone counts.
+    """
+    rows, inputs = make_rows(1), make_inputs(3)
+    rows.num_computed[[2, 6, 8]] = torch.tensor([32, 33, 0], dtype=torch.int32)
+    tables = rows.block_tables.clone()
+    tables[2, 2] = 70
+    index, fresh = torch.tensor([2, 6, 8], dtype=torch.int32), torch.tensor([70, 71, 72], dtype=torch.int32)
+
+    begin_decode_triton(rows, index, fresh, inputs, 16)
+
+    assert torch.equal(tables, rows.block_tables)
+    assert [70 * 16, int(tables[6, 2]) * 16 + 1, -1] == inputs.slot_mapping.tolist()
+    assert [33, 34, 0] == rows.num_computed[index.long()].tolist()
 
 
 def test_end_step() -> None:
