@@ -3,6 +3,9 @@
 from collections import deque
 from collections.abc import Iterable
 
+import numpy as np
+from numpy.typing import NDArray
+
 from engine.free_list import FreeList
 from engine.prefix import HashFunction, PrefixHasher, xxh3_128
 from engine.request import BlockCopy, Sequence, Status
@@ -47,7 +50,7 @@ class BlockManager:
         self.hit_tokens = 0
 
         self._hasher = PrefixHasher(block_size=block_size, hash_function=hash_function)
-        self._references = [0] * num_blocks
+        self._references = np.zeros(num_blocks, dtype=np.int32)
         self._hashes: list[bytes | None] = [None] * num_blocks
         self._cached: dict[bytes, int] = {}
         # blocks that a second sequence has found in the cache: others are likely to
@@ -121,16 +124,22 @@ class BlockManager:
         self.hit_tokens += num_cached
         return num_cached
 
-    def grow(self, sequences: Iterable[Sequence]) -> list[int]:
-        """Give each of these running sequences one more block, and return these; needs as many free ones."""
-        references, hashes = self._references, self._hashes
-        tables = [sequence.block_table for sequence in sequences]
-        taken = self._free.pop_behind([table[-1] for table in tables], room=MAX_ROOM)
-        for table, block in zip(tables, taken, strict=True):
+    def grow(self, tables: list[list[int]], newest: NDArray[np.int32]) -> NDArray[np.int64]:
+        """
+        Give one more block to each of these tables of running sequences; needs as many free ones.
+
+        Args:
+            newest: [len(tables)], the last of each, which the caller has at hand.
+
+        Returns:
+            The blocks.
+        """
+        taken, cached = self._free.pop_behind(newest, room=MAX_ROOM)
+        self._references[taken] = 1
+        for block in cached:
+            self._forget(block)
+        for table, block in zip(tables, taken.tolist(), strict=True):
             table.append(block)
-            references[block] = 1
-            if hashes[block] is not None:
-                self._forget(block)
         return taken
 
     def commit(self, sequence: Sequence, num_tokens: int) -> None:
@@ -240,7 +249,7 @@ class BlockManager:
             host += sequence.host_blocks
         for block in fenced:
             expected[block] += 1
-        for block, (want, have) in enumerate(zip(expected, self._references, strict=True)):
+        for block, (want, have) in enumerate(zip(expected, self._references.tolist(), strict=True)):
             assert want == have, f"block {block} has {want} owners and {have} references"
         for block in range(1, self.num_blocks):
             free = block in self._free
@@ -295,11 +304,9 @@ class BlockManager:
     def _take(self, sequence: Sequence, count: int, *, after: int) -> list[int]:
         room = min(MAX_ROOM, (sequence.request.params.max_tokens - sequence.num_output) // self.block_size)
         taken = self._free.pop(count, after=after, room=room)
-        references, hashes = self._references, self._hashes
+        self._references[taken] = 1
         for block in taken:
-            references[block] = 1
-            if hashes[block] is not None:
-                self._forget(block)
+            self._forget(block)
         return taken
 
     def _forget(self, block: int) -> None:
@@ -323,9 +330,11 @@ class BlockManager:
             self._fences.append((step_id, device_blocks, host_blocks))
 
     def _release(self, device_blocks: list[int], host_blocks: list[int]) -> None:
-        for block in device_blocks:
-            self._references[block] -= 1
-            if self._references[block]:
+        # no table has a block twice
+        self._references[device_blocks] -= 1
+        referenced = self._references[device_blocks].tolist()
+        for block, count in zip(device_blocks, referenced, strict=True):
+            if count:
                 continue
             if self._hashes[block] is None:
                 self._free.push_first(block)

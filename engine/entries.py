@@ -74,11 +74,13 @@ class Arrived:
         sequences: Each with its token appended to the output, unless that is -1; not to be changed.
         token_ids: [len(sequences)] int64; -1 where the logits were not finite.
         last: [len(sequences)] bool: the answer ends by length with this token.
+        failed: Whether any token is -1.
     """
 
     sequences: list[Sequence]
     token_ids: NDArray[np.int64]
     last: NDArray[np.bool_]
+    failed: bool = False
 
     def __iter__(self) -> Iterator[tuple[Sequence, int]]:
         return zip(self.sequences, self.token_ids.tolist(), strict=True)

@@ -1,11 +1,14 @@
 """The free blocks, least recently used first, with removal from the middle in constant time."""
 
-from collections.abc import Iterable
+import numpy as np
+from numpy.typing import NDArray
 
 # what neither a link nor a list end can be
 _ABSENT = -1
 # the age of content that is not cheap however old it is
-_KEPT = 1 << 62
+_KEPT = 1 << 61
+# the age of a block that is not on the list
+_TAKEN = 1 << 62
 # blocks looked at for the start of a run before the oldest is taken as it is
 MAX_SEARCHED = 32
 
@@ -13,6 +16,9 @@ MAX_SEARCHED = 32
 class FreeList:
     """
     A doubly linked list threaded through the block ids; block 0 is its two ends.
+
+    A block that is taken from the middle is marked as such, so that one write takes many, and keeps its
+    links until it comes to the front or is added again.
 
     Blocks without content stand first, then cached ones by age; the first is the next to go.
     Runs of consecutive ids go before it where that costs no content of worth: attention on the
@@ -25,8 +31,9 @@ class FreeList:
         self._next = [_ABSENT] * num_blocks
         self._previous = [_ABSENT] * num_blocks
         self._next[0] = self._previous[0] = 0
-        # value of the push counter when a block came in with content; 0 without content
-        self._age = [0] * num_blocks
+        # value of the push counter when a block came in with content; 0 without content. The id behind
+        # the last block has one too: it is never free
+        self._age = np.full(num_blocks + 1, _TAKEN, dtype=np.int64)
         self._pushes = 0
         self._size = 0
         # where the search for the next run begins
@@ -36,25 +43,22 @@ class FreeList:
         return self._size
 
     def __contains__(self, block: int) -> bool:
-        return block > 0 and self._next[block] != _ABSENT
+        return bool(self._age[block] != _TAKEN)
 
     def push_first(self, block: int) -> None:
         """Add a block without content: it is the next to be taken."""
-        self._age[block] = 0
+        self._add(block, 0)
         self._link(0, block, self._next[0])
 
     def push_last(self, block: int, *, keep: bool = False) -> None:
         """Add a block with cached content: it is the last to go, and no run goes before it if it is to be kept."""
         self._pushes += 1
-        self._age[block] = _KEPT if keep else self._pushes
+        self._add(block, _KEPT if keep else self._pushes)
         self._link(self._previous[0], block, 0)
 
     def remove(self, block: int) -> None:
         """Take out a block that is on the list."""
-        before, after = self._previous[block], self._next[block]
-        self._next[before] = after
-        self._previous[after] = before
-        self._next[block] = self._previous[block] = _ABSENT
+        self._age[block] = _TAKEN
         self._size -= 1
 
     def pop(self, count: int, *, after: int = 0, room: int = 0) -> list[int]:
@@ -79,53 +83,66 @@ class FreeList:
             block += 1
         return taken
 
-    def pop_behind(self, blocks: Iterable[int], *, room: int) -> list[int]:
+    def pop_behind(self, blocks: NDArray[np.int32], *, room: int) -> tuple[NDArray[np.int64], list[int]]:
         """
-        Take one block for each of these: the one that follows it where that is a cheap one.
+        Take one block for each of these, all different: the one that follows it where that is a cheap one.
 
         Needs that many on the list.
 
         Args:
             room: As in `pop`, for a block that begins a run.
+
+        Returns:
+            The blocks, and those of them that came in with content.
         """
-        # `_is_cheap` and `remove`, written out: it is done for many tables in each step
-        links, back, ages = self._next, self._previous, self._age
-        end, oldest_dear = len(links), self._oldest_dear
-        taken: list[int] = []
-        for last in blocks:
-            block = last + 1
-            if block == end or links[block] == _ABSENT or ages[block] >= oldest_dear:
-                block = self._run_start()
-                self._rotor = block + 1 + room
-            before, after = back[block], links[block]
-            links[before] = after
-            back[after] = before
-            links[block] = back[block] = _ABSENT
-            taken.append(block)
-        self._size -= len(taken)
-        return taken
+        taken = blocks.astype(np.int64) + 1
+        ages = self._age[taken]
+        self._age[taken] = _TAKEN
+        dear: list[int] = (ages >= self._oldest_dear).nonzero()[0].tolist()
+        self._size -= len(taken) - len(dear)
+        for place in dear:
+            # left alone
+            self._age[taken[place]] = ages[place]
+        for place in dear:
+            block = self._run_start()
+            self._rotor = block + 1 + room
+            taken[place], ages[place] = block, self._age[block]
+            self.remove(block)
+        return taken, taken[(ages > 0).nonzero()[0]].tolist()
 
     def check(self) -> None:
         """Walk the list both ways; raise AssertionError when it is not whole."""
         for links in (self._next, self._previous):
-            count, block = 0, links[0]
+            met, block = set[int](), links[0]
             while block:
-                count, block = count + 1, links[block]
-                assert count <= self._size, f"more than {self._size} blocks on the list"
-            assert count == self._size, f"{count} blocks on the list and {self._size} counted"
+                assert block not in met, f"block {block} comes twice"
+                met.add(block)
+                block = links[block]
+            free = np.flatnonzero(self._age != _TAKEN).tolist()
+            assert met.issuperset(free), f"blocks {set(free) - met} are free and not on the list"
+            assert len(free) == self._size, f"{len(free)} blocks on the list and {self._size} counted"
+
+    def _add(self, block: int, age: int) -> None:
+        assert self._age[block] == _TAKEN, f"block {block} is free already"
+        if self._next[block] != _ABSENT:
+            self._unlink(block)
+        self._age[block] = age
+        self._size += 1
 
     def _link(self, before: int, block: int, after: int) -> None:
-        assert self._next[block] == _ABSENT, f"block {block} is free already"
         self._next[before] = self._previous[after] = block
         self._previous[block] = before
         self._next[block] = after
-        self._size += 1
+
+    def _unlink(self, block: int) -> None:
+        before, after = self._previous[block], self._next[block]
+        self._next[before] = after
+        self._previous[after] = before
+        self._next[block] = self._previous[block] = _ABSENT
 
     def _is_cheap(self, block: int) -> bool:
         # free, and empty or neither kept nor young
-        if not 0 < block < len(self._next) or self._next[block] == _ABSENT:
-            return False
-        return self._age[block] < self._oldest_dear
+        return bool(self._age[block] < self._oldest_dear)
 
     @property
     def _oldest_dear(self) -> int:
@@ -134,11 +151,12 @@ class FreeList:
 
     def _run_start(self) -> int:
         # a cheap block a little behind where the last run was to end, or else the oldest
-        block = self._rotor
-        for _ in range(MAX_SEARCHED):
-            if block >= len(self._next):
-                block = 1
-            if self._is_cheap(block):
-                return block
-            block += 1
+        start = self._rotor if self._rotor < len(self._next) else 1
+        cheap = self._age[start : start + MAX_SEARCHED] < self._oldest_dear
+        first = int(cheap.argmax())
+        return start + first if cheap[first] else self._oldest()
+
+    def _oldest(self) -> int:
+        while self._age[self._next[0]] == _TAKEN:
+            self._unlink(self._next[0])
         return self._next[0]

@@ -5,8 +5,6 @@ from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from engine.errors import DeviceLost, EmptyPrompt, EngineError, InvalidParams, PromptTooLong
 from engine.faults import is_lost, is_out_of_memory, release_cached_memory
 from engine.output import OutputProcessor
@@ -328,11 +326,12 @@ class LLMEngine:
         self._keep_prompt_logprobs(step, result)
         logprobs = dict(zip(step.sampled, result.logprobs, strict=True)) if result.logprobs else {}
         arrived = self._scheduler.complete(step, result.token_ids)
-        self._generated_tokens += int(np.count_nonzero(arrived.token_ids >= 0))
+        self._generated_tokens += len(arrived.token_ids)
         for row in self._outputs.notable(arrived):
             sequence, token_id = arrived.sequences[row], int(arrived.token_ids[row])
             live = self._live[sequence.request.request_id]
             if token_id < 0:
+                self._generated_tokens -= 1
                 self._end(live, sequence, FinishReason.ERROR)
                 continue
             reason = self._outputs.push(sequence, token_id, logprobs.get(sequence))

@@ -91,11 +91,13 @@ class OutputProcessor:
         """
         token_ids = arrived.token_ids
         # an id past the table reads its last entry, which is no end
-        notable = arrived.last | (token_ids < 0) | self._may_end.take(token_ids, mode="clip")
-        watched = self._texts.keys() | self._logprobs.keys()
-        if watched:
+        notable = arrived.last | self._may_end.take(token_ids, mode="clip")
+        if arrived.failed:
+            notable |= token_ids < 0
+        if self._texts or self._logprobs:
+            watched = self._texts.keys() | self._logprobs.keys()
             notable |= np.fromiter((sequence in watched for sequence in arrived.sequences), np.bool_, len(notable))
-        rows: list[int] = np.flatnonzero(notable).tolist()
+        rows: list[int] = notable.nonzero()[0].tolist()
         return rows
 
     def push(self, sequence: Sequence, token_id: int, logprob: TokenLogprob | None) -> FinishReason | None:

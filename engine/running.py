@@ -19,8 +19,9 @@ class Running:
 
     A sequence's own counts and tokens are those of its slot while it is here: what is written on
     one side is read on the other. All that a step does to every sequence is done to whole columns,
-    in the order of slots: the thread comes to it from a long wait, and a line of memory more for
-    each sequence would be most of the time.
+    in the order of slots. The thread comes to it from a long wait, with cold caches: a line of memory
+    for each sequence would take most of the time, and then each kind of operation that is not met
+    anyway, so there are few kinds, of one type.
 
     Args:
         num_slots: Sequences that run at a time.
@@ -40,6 +41,9 @@ class Running:
         self._left_after = np.full(num_slots, -1, dtype=np.int64)
         self._last_left_after = -1
         self._sequences = np.full(num_slots, None, dtype=np.object_)
+        # their block tables, so that these can grow without a look at the sequences
+        self._tables = np.full(num_slots, None, dtype=np.object_)
+        self._ones = np.ones(num_slots, dtype=np.int32)
 
         # slots of `entries`, in their order; and what was made of it since the last one came or went
         self._order = array("q")
@@ -66,6 +70,11 @@ class Running:
         """[num_slots], tokens that are there to be computed; the last of an answer never is."""
         return np.minimum(self.num_tokens, self.ends) - self.num_computed
 
+    def going(self, missing: Int32s) -> NDArray[np.bool_]:
+        """[num_slots], who misses one token, so that it can decode."""
+        going: NDArray[np.bool_] = missing == self._ones
+        return going
+
     def full(self) -> NDArray[np.bool_]:
         """[num_slots], whether the next token begins a block that the sequence lacks; at a free slot anything."""
         full: NDArray[np.bool_] = self.num_computed == self.room
@@ -76,6 +85,11 @@ class Running:
         chosen: list[Sequence] = self._sequences[slots].tolist()
         return chosen
 
+    def tables_of(self, slots: NDArray[np.int64]) -> tuple[list[list[int]], Int32s]:
+        """The block tables of these slots' sequences, and the last block of each."""
+        tables: list[list[int]] = self._tables[slots].tolist()
+        return tables, self._newest_blocks[slots]
+
     def join(self, entry: Entry) -> None:
         """Give a free slot to a sequence that has its blocks."""
         sequence, slot = entry.sequence, self._free_slots.pop()
@@ -85,7 +99,7 @@ class Running:
         self.ends[slot] = entry.limit - 1
         self.room[slot] = len(sequence.block_table) * self.block_size
         self._newest_blocks[slot] = sequence.newest_block
-        self._sequences[slot] = sequence
+        self._sequences[slot], self._tables[slot] = sequence, sequence.block_table
         self._order.insert(self.entries.insert_sorted(entry), slot)
         self._slots = self._members = None
 
@@ -100,7 +114,7 @@ class Running:
         slot = sequence.slot
         self._left_after[slot] = self._last_left_after = launched
         del self._order[self.entries.remove_sorted(entry)]
-        self._sequences[slot] = None
+        self._sequences[slot] = self._tables[slot] = None
         self._free_slots.append(slot)
         self._left.append(slot)
         self._slots = self._members = None
@@ -110,7 +124,7 @@ class Running:
         sequence.move_counts(np.empty(3, dtype=np.int32))
         self._columns[:, slot] = 0
 
-    def grew(self, slots: NDArray[np.int64], blocks: list[int]) -> None:
+    def grew(self, slots: NDArray[np.int64], blocks: NDArray[np.int64]) -> None:
         """Note the block that each of these slots' sequences got."""
         self.room[slots] += self.block_size
         self._newest_blocks[slots] = blocks
@@ -138,21 +152,22 @@ class Running:
         Count one more token as computed, and the one after it as sampled.
 
         Args:
-            going: [num_slots], whose; of these `count`.
+            going: [num_slots], whose: of those who miss a token. `count` of them.
         """
         slots, sequences = self._in_order(going, count)
-        starts = self.num_computed.take(slots)
-        self.num_computed += going
-        self.num_tokens += going
-        last = self.num_tokens > self.ends
-        return Decodes(sequences, slots, starts, blocks=self._newest_blocks.take(slots), last=last.take(slots))
+        starts = self.num_computed[slots]
+        added = going.astype(np.int32)
+        self.num_computed += added
+        self.num_tokens += added
+        last = self.num_computed == self.ends
+        return Decodes(sequences, slots, starts, blocks=self._newest_blocks[slots], last=last[slots])
 
     def learn(self, slots: NDArray[np.int64], token_ids: NDArray[np.int64]) -> None:
         """
         Make the next token of each of these slots known.
 
         Args:
-            token_ids: [len(slots)] int64; -1 where there is none.
+            token_ids: [len(slots)] int64.
         """
         self._tokens.learn(slots, token_ids)
 
@@ -170,6 +185,7 @@ class Running:
             assert want == have, f"{sequence} has {want} and its slot {have}"
             assert sequence.num_computed <= room, f"{sequence} overruns"
             assert self._sequences[slot] is sequence, f"{sequence} is not the one of slot {slot}"
+            assert self._tables[slot] is sequence.block_table, f"{sequence} has another table than slot {slot}"
 
     def _in_order(self, going: NDArray[np.bool_], count: int) -> tuple[NDArray[np.int64], list[Sequence]]:
         # as a rule all decode, and the same as in the step before: then no sequence is touched

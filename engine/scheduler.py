@@ -177,9 +177,6 @@ class Scheduler:
             if chunk.sequence.status is Status.RUNNING:
                 self.blocks.commit(chunk.sequence, chunk.start + chunk.length)
         arrived = self._arrived(step, np.asarray(token_ids, dtype=np.int64))
-        if arrived.token_ids.min(initial=0) < 0:
-            for row in np.flatnonzero(arrived.token_ids < 0).tolist():
-                self.blocks.discard(arrived.sequences[row])
         self.blocks.completed(step.step_id)
         return arrived
 
@@ -244,15 +241,14 @@ class Scheduler:
         # plans one token of every sequence that has a single one to compute; returns the other prompts
         running = self._running
         missing = running.missing()
-        going = missing == 1
+        going = running.going(missing)
         full = going & running.full()
-        growing = np.flatnonzero(full)
-        count = int(np.count_nonzero(going))
+        growing, count = full.nonzero()[0], len(going.nonzero()[0])
         if count <= plan.budget and len(growing) <= self.blocks.num_free_blocks:
             self._grow(growing)
         else:
             going = self._grow_in_order(plan, going, full)
-            count = int(np.count_nonzero(going))
+            count = len(going.nonzero()[0])
         if count:
             plan.decodes = running.advance(going, count)
             plan.budget -= count
@@ -264,7 +260,7 @@ class Scheduler:
     def _grow(self, slots: NDArray[np.int64]) -> None:
         # a block more for each of these
         if len(slots):
-            self._running.grew(slots, self.blocks.grow(self._running.sequences_of(slots)))
+            self._running.grew(slots, self.blocks.grow(*self._running.tables_of(slots)))
 
     def _grow_in_order(self, plan: Pass, going: NDArray[np.bool_], full: NDArray[np.bool_]) -> NDArray[np.bool_]:
         # where blocks or budget are short: the most urgent get them first, and blocks at the cost of the least
@@ -298,23 +294,27 @@ class Scheduler:
         sequences, slots, last = step.sampled, step.decodes.slots, step.decodes.last
         assert len(token_ids) == len(sequences), f"step {step.step_id} sampled {len(sequences)} and got {token_ids}"
         left = self._running.gone(step)
+        failed: list[int] = (token_ids < 0).nonzero()[0].tolist()
         others = sequences[step.num_decodes :]
         if others:
             # an answer whose first token fills it
             last = np.concatenate([last, [self._is_last(sequence) for sequence in others]])
             slots = np.concatenate([slots, [sequence.slot for sequence in others]])
             left += [row for row, sequence in enumerate(others, step.num_decodes) if sequence.slot < 0]
-        if not left:
+        if not left and not failed:
             self._running.learn(slots, token_ids)
             return Arrived(sequences, token_ids, last)
-        self._running.learn(np.delete(slots, left), np.delete(token_ids, left))
+        self._running.learn(np.delete(slots, left + failed), np.delete(token_ids, left + failed))
         ended = [row for row in left if sequences[row].finished]
         for row in left:
             if token_ids[row] >= 0 and not sequences[row].finished:
                 sequences[row].extend([int(token_ids[row])])
+        for row in failed:
+            if not sequences[row].finished:
+                self.blocks.discard(sequences[row])
         alive = np.ones(len(sequences), dtype=np.bool_)
         alive[ended] = False
-        return Arrived(list(compress(sequences, alive.tolist())), token_ids[alive], last[alive])
+        return Arrived(list(compress(sequences, alive.tolist())), token_ids[alive], last[alive], failed=bool(failed))
 
     def _is_last(self, sequence: Sequence) -> bool:
         entry = self._entries.get(sequence)

@@ -26,7 +26,7 @@ class TokenTable:
         num_slots = len(num_known)
         self._rows = np.empty((num_slots, _MIN_WIDTH), dtype=np.int32)
         # by step, the oldest first: the token that each slot got, -1 where it got none or its row has it
-        self._recent = np.full((_RECENT, num_slots), -1, dtype=np.int32)
+        self._recent = np.full((_RECENT, num_slots), -1, dtype=np.int64)
         self._num_recent = 0
 
     def put(self, slot: int, tokens: NDArray[np.int32]) -> None:
@@ -50,14 +50,13 @@ class TokenTable:
         Make the next token of each of these slots known.
 
         Args:
-            token_ids: [len(slots)] int64; -1 where there is none.
+            token_ids: [len(slots)] int64.
         """
         if self._num_recent == _RECENT:
             self._settle()
-        tokens = self._recent[self._num_recent]
-        tokens[slots] = token_ids
+        self._recent[self._num_recent][slots] = token_ids
         self._num_recent += 1
-        self._num_known += tokens >= 0
+        self._num_known[slots] += 1
 
     def _settle(self) -> None:
         self._widen(int(self._num_known.max()))

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from engine.cuda.kv_cache import CudaKVCache
 from engine.cuda.plan import PackedPrefill, PackedStep, PrefillSections, StepPacker
 from engine.cuda.transfer import CudaEvent, Event, HostBuffers, MakeEvent, Transfers, record_timed_event, to_host
 from engine.model.decoder import Decoder
-from engine.request import Sequence, Step, StepResult, TokenLogprob
+from engine.request import Step, StepResult, TokenLogprob
 from engine.sampler import LogprobRows, Sampled, Sampler
 from engine.sampling_params import Feature, SamplingParams
 from kernels.decode_attention import PagedDecode, num_splits_for, paged_workspace, plan_paged_decode
@@ -115,6 +116,8 @@ class CudaModelRunner:
         self._logits: Tensor | None = None
         # by slot, what sampling must do for it
         self._features = np.zeros(max_num_seqs, dtype=np.uint8)
+        # the slots that were last asked for, and what sampling must do for them
+        self._asked: tuple[NDArray[np.int64], Feature] | None = None
 
     @torch.inference_mode()
     def capture_graphs(self, sizes: SequenceOf[int]) -> None:
@@ -184,33 +187,41 @@ class CudaModelRunner:
             slots=torch.full_like(query_start[1:], self.state.padding_slot),
         )
 
-    @torch.inference_mode()
     def launch(self, step: Step) -> CudaTicket:
         """Give a step to the device and return."""
         for slot in step.left:
             self.sampler.state.leave(slot)
-        self.kv_cache.swap(step.swap_out, step.swap_in)
-        for chunk in step.prefill_chunks:
-            if chunk.join:
-                self._join(chunk.sequence)
+        # inference mode is entered by those who compute: it would cost as much as the copies of a step of decodes
+        if step.prefill_chunks or step.swap_out or step.swap_in:
+            self._prepare(step)
         packed = self._packer.pack(step, self._transfers.begin())
         # after the host's work: where the device waited for it, that is no part of the step
         begin = record_timed_event() if self.step_events is not None else None
         sent = self._transfers.send(packed.count)
-        features = Feature(int(np.bitwise_or.reduce(self._features[packed.slots], initial=0)))
         prompt_logprobs: dict[int, list[LogprobRows]] = {}
         if packed.prefill is None:
-            sampled = self._decode(packed, features)
+            sampled = self._decode(packed, self._decode_features(step.decodes.slots))
         else:
-            self._note_chunks(packed.prefill, sent)
-            hidden = self._forward_mixed(packed.num_decodes, packed.prefill, sent)
-            prompt_logprobs = self._prompt_logprobs(step, packed.prefill, hidden)
-            sampled = self._sample_mixed(packed, packed.prefill, hidden, sent, features)
+            sampled, prompt_logprobs = self._compute_mixed(step, packed, packed.prefill, sent)
         return self._ticket(packed, sampled, prompt_logprobs, begin)
 
-    def _join(self, sequence: Sequence) -> None:
-        self.sampler.state.remember(sequence.slot, sequence.params, sequence.prompt, sequence.output)
-        self._features[sequence.slot] = sequence.params.features
+    @torch.inference_mode()
+    def _prepare(self, step: Step) -> None:
+        self.kv_cache.swap(step.swap_out, step.swap_in)
+        for chunk in step.prefill_chunks:
+            if chunk.join:
+                sequence = chunk.sequence
+                self.sampler.state.remember(sequence.slot, sequence.params, sequence.prompt, sequence.output)
+                self._features[sequence.slot] = sequence.params.features
+
+    def _features_of(self, slots: NDArray[np.integer[Any]]) -> Feature:
+        return Feature(int(np.bitwise_or.reduce(self._features[slots], initial=0)))
+
+    def _decode_features(self, slots: NDArray[np.int64]) -> Feature:
+        # slots are the same array until one joins or leaves, and no feature changes without that
+        if self._asked is None or self._asked[0] is not slots:
+            self._asked = slots, self._features_of(slots)
+        return self._asked[1]
 
     def _note_chunks(self, prefill: PackedPrefill, sent: Tensor) -> None:
         rows = self.state.rows
@@ -230,6 +241,7 @@ class CudaModelRunner:
         assert self._logits is not None
         return self._sample_eagerly(self._logits[:count], packed, features)
 
+    @torch.inference_mode()
     def _decode_rows(self, count: int, sampling: Sampling) -> None:
         """One decode step over the static buffers: what a graph holds."""
         numbers, inputs = self._transfers.numbers, self.state.inputs.rows(count)
@@ -260,6 +272,15 @@ class CudaModelRunner:
             self._logits = logits.new_empty(self.max_num_seqs, logits.shape[1])
         self._logits[: len(logits)].copy_(logits)
 
+    @torch.inference_mode()
+    def _compute_mixed(
+        self, step: Step, packed: PackedStep, prefill: PackedPrefill, sent: Tensor
+    ) -> tuple[Sampled | None, dict[int, list[LogprobRows]]]:
+        self._note_chunks(prefill, sent)
+        hidden = self._forward_mixed(packed.num_decodes, prefill, sent)
+        prompt_logprobs = self._prompt_logprobs(step, prefill, hidden)
+        return self._sample_mixed(packed, prefill, hidden, sent), prompt_logprobs
+
     def _forward_mixed(self, count: int, prefill: PackedPrefill, sent: Tensor) -> Tensor:
         inputs = self.state.inputs.rows(count + prefill.num_tokens)
         decode: dict[int | None, PagedDecode] = {}
@@ -272,20 +293,20 @@ class CudaModelRunner:
         batch = self._batch(inputs, count, decode, self._prefill_plans(prefill, sent))
         return self.model.forward(batch, self.kv_cache.layers)
 
-    def _sample_mixed(
-        self, packed: PackedStep, prefill: PackedPrefill, hidden: Tensor, sent: Tensor, features: Feature
-    ) -> Sampled | None:
+    def _sample_mixed(self, packed: PackedStep, prefill: PackedPrefill, hidden: Tensor, sent: Tensor) -> Sampled | None:
         num_sampled = len(packed.slots)
         if not num_sampled:
             return None
         # the head runs over the rows that sample alone
         logits = self.model.logits(hidden.index_select(0, sent[prefill.sample_rows.place]))
+        features = self._features_of(packed.slots)
         kind = _kind_of(features)
         if kind is Sampling.LOGITS:
             return self._sample_eagerly(logits, packed, features)
         self._pick(logits, sent[:num_sampled], self._transfers.token_ids[:num_sampled], kind)
         return None
 
+    @torch.inference_mode()
     def _sample_eagerly(self, logits: Tensor, packed: PackedStep, features: Feature) -> Sampled:
         sampled = self.sampler.sample(logits, packed.slots.tolist(), features)
         self._transfers.token_ids[: len(packed.slots)].copy_(sampled.token_ids)

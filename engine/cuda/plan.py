@@ -163,7 +163,8 @@ class StepPacker:
             behind_head = _Numbers(numbers, count)
             prefill = self._prefill(step, behind_head, prefills)
             count = behind_head.count
-        numbers[num_sampling : self.fresh_start] = self.padding_slot
+        if num_sampling < self.fresh_start:
+            numbers[num_sampling : self.fresh_start] = self.padding_slot
         return PackedStep(count, numbers[:num_sampling], num_decodes, prefill)
 
     def _prefill(self, step: Step, numbers: _Numbers, prefills: SequenceOf[Chunk]) -> PackedPrefill:

@@ -11,6 +11,12 @@ from engine.request import BlockCopy, Request, Sequence, Status
 from engine.sampling_params import SamplingParams
 
 
+def grow(blocks: BlockManager, *sequences: Sequence) -> None:
+    blocks.grow(
+        [sequence.block_table for sequence in sequences], np.array([s.newest_block for s in sequences], np.int32)
+    )
+
+
 def sequence_of(
     length: int, *, first: int = 0, salt: str | None = None, prompt_logprobs: int | None = None
 ) -> Sequence:
@@ -136,7 +142,7 @@ def test_an_answer_is_shared_when_its_sequence_lets_go() -> None:
     blocks = BlockManager(num_blocks=20, block_size=4)
     sequence = started(blocks, sequence_of(6))
     sequence.num_tokens += 6
-    blocks.grow([sequence])
+    grow(blocks, sequence)
     sequence.extend(range(6, 12))
     again = sequence_of(13)
 
@@ -151,7 +157,7 @@ def test_what_was_not_computed_or_is_distrusted_is_never_shared() -> None:
     blocks = BlockManager(num_blocks=20, block_size=4)
     early, wrong = started(blocks, sequence_of(12), computed=False), started(blocks, sequence_of(6, first=100))
     wrong.num_tokens += 6
-    blocks.grow([wrong])
+    grow(blocks, wrong)
     wrong.extend(range(106, 111))
     blocks.discard(wrong)
 
@@ -283,7 +289,7 @@ def test_tables_grow_in_one_piece_where_the_pool_has_room() -> None:
     blocks = BlockManager(num_blocks=100, block_size=4)
     first, second = (started(blocks, sequence_of(8, first=first)) for first in (0, 100))
     for _ in range(6):
-        blocks.grow([first, second])
+        grow(blocks, first, second)
 
     for sequence in (first, second):
         begin = sequence.block_table[0]
@@ -321,7 +327,9 @@ def test_the_free_list_agrees_with_a_plain_one() -> None:
             assert count == len(set(taken) & model)
             model -= set(taken)
         elif action == "behind":
-            taken = free.pop_behind(rng.sample(range(40), rng.randint(0, len(model))), room=rng.randint(0, 9))
+            wanted = rng.randint(0, len(model))
+            behind = np.array(rng.sample(range(40), wanted), dtype=np.int32)
+            taken = free.pop_behind(behind, room=rng.randint(0, 9))[0].tolist()
             assert set(taken) <= model
             assert len(set(taken)) == len(taken)
             model -= set(taken)

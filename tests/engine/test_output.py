@@ -35,7 +35,8 @@ def arrive(sequences: list[Sequence], token_ids: list[int]) -> Arrived:
     for sequence, token in zip(sequences, token_ids, strict=True):
         sequence.extend([token] if token >= 0 else [])
         last.append(sequence.num_known >= min(sequence.num_prompt_tokens + sequence.params.max_tokens, MAX_MODEL_LEN))
-    return Arrived(sequences, np.array(token_ids, dtype=np.int64), np.array(last, dtype=np.bool_))
+    failed = min(token_ids, default=0) < 0
+    return Arrived(sequences, np.array(token_ids, dtype=np.int64), np.array(last, dtype=np.bool_), failed)
 
 
 def test_only_tokens_that_may_end_an_answer_are_notable() -> None:

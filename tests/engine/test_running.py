@@ -82,13 +82,13 @@ def test_the_rows_that_have_gone_are_found() -> None:
 
 
 def test_tokens_of_many_become_known_at_once() -> None:
-    """Each sequence gets the token of its slot, -1 is none, and what it has is its own when it leaves."""
+    """Each sequence gets the token of its slot, and what it has is its own when it leaves."""
     running = Running(3, block_size=4)
     first, second = joined(running, 4, 2)
     slots = running.slots
-    for tokens in ([70, 71], [72, -1], [73, 74]):
+    for rows, tokens in ([0, 1], [70, 71]), ([0], [72]), ([0, 1], [73, 74]):
         advance_all(running)
-        running.learn(slots, np.array(tokens, dtype=np.int64))
+        running.learn(slots[rows], np.array(tokens, dtype=np.int64))
     running.check()
 
     # the most urgent one comes first
