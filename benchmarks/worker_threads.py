@@ -15,7 +15,9 @@ import threading
 import time
 from pathlib import Path
 
-from worker.__main__ import main as worker_main
+from worker.logs import configure_logging
+from worker.process import run
+from worker.settings import WorkerSettings
 
 
 def thread_seconds() -> dict[str, float]:
@@ -41,7 +43,9 @@ def main(argv: list[str] | None = None) -> int:
     report, *flags = sys.argv[1:] if argv is None else argv
     signal.signal(signal.SIGUSR1, lambda *_: write_report(Path(report)))
     # one process: what starts it is no part of the figures
-    return worker_main([*flags, "--no-supervisor"])
+    settings = WorkerSettings.read([*flags, "--no-supervisor"])
+    configure_logging(settings.log_format, settings.log_level)
+    return run(settings)
 
 
 if __name__ == "__main__":
