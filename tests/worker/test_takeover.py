@@ -112,9 +112,13 @@ class Stage:
         assert all(any(self.saved(job)) for job in jobs), "a job had ended before the kill"
         seconds, micros = self.redis.time()  # type: ignore[misc]
         half_a_lease_ago = 1000 * seconds + micros / 1000 - 500 * self.lease_s
+        lost, half_a_lease = [], []
         for job in jobs:
-            known = self.published(job, half_a_lease_ago)
-            assert all(saved >= before for saved, before in zip(self.saved(job), known, strict=True)), job.options
+            before, now = self.published(job, half_a_lease_ago), self.published(job)
+            lost += [max(0, known - saved) for known, saved in zip(now, self.saved(job), strict=True)]
+            half_a_lease += [known - old for known, old in zip(now, before, strict=True)]
+        print(f"\nto be done again: {lost} tokens of each answer; half a lease gave {half_a_lease}")
+        assert all(one <= most for one, most in zip(lost, half_a_lease, strict=True))
 
     def check_streams(self, jobs: list[Job], results: list[Result]) -> None:
         """Each token stream has each character of its answers once, in order."""
