@@ -308,6 +308,7 @@ class Client(BatchVerbs, ShareVerbs):
         Run a dead letter's job anew under its id, ahead of its lane; its failed result goes.
 
         Nothing happens where the job was submitted again meanwhile: the answer is then a duplicate.
+        A raw entry that was refused is one again, under the same id, and is judged anew.
 
         Raises:
             JobNotFound: there is no such letter (any more).

@@ -61,8 +61,8 @@ rt for what kind of fault and how often in a row; pt, ct, gpu what it took: prom
 tokens, GPU ms.
 
 Fields of an entry of dead: j job, why, msg message, at ms, worker, timeout ms where the job had a
-deadline; d payload, or ref its object, or raw what never was a job; and of the job's hash att,
-crash, lapses, ln, tn, tok, ttl, seed, fp, md, stream, idem, b, v.
+deadline; d payload, or ref its object, or raw what never was a job, with entry where that can be put
+back; and of the job's hash att, crash, lapses, ln, tn, tok, ttl, seed, fp, md, stream, idem, b, v.
 
 Fields of b:<batch>: fp fingerprint, tn tenant, ttl s, md metadata, created, sealed and ended ms; total,
 done, failed, cancelled, expired; prompt_tokens, completion_tokens, gpu_ms of the jobs that have ended;

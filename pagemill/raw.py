@@ -7,6 +7,7 @@ is adopted or refused, and a dead worker's become another's.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from re import fullmatch
 from typing import Any, NamedTuple
 
 from redis.asyncio import Redis
@@ -16,7 +17,7 @@ from pagemill.calls import BATCH, Answer, Submission, read_answer
 from pagemill.connection import send_once
 from pagemill.errors import Busy
 from pagemill.keys import QueueKeys
-from pagemill.schema import MAX_PAYLOAD_BYTES, Failure
+from pagemill.schema import MAX_PAYLOAD_BYTES, NAME, Failure
 from pagemill.scripts import Arg, Call, load, run_async, run_many_async, translated
 
 # one TAKE_RAW looks at so many entries, and stops after so many bytes
@@ -26,8 +27,9 @@ TAKE_BYTES = MAX_PAYLOAD_BYTES
 MAX_READERS = 3
 
 GROUP = "workers"
-FIELD = b"d"
-MAX_ENTRY_BYTES = MAX_PAYLOAD_BYTES + len(FIELD)
+# the job, and what is its id where it says none itself: a dead letter that is put back keeps its name
+FIELD, ID_FIELD = b"d", b"id"
+MAX_ENTRY_BYTES = MAX_PAYLOAD_BYTES + 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +48,21 @@ class RawEntry:
     @property
     def job_id(self) -> str:
         """Its job's id, where the job says none: whoever wrote the entry knows it from XADD's reply."""
-        return f"raw-{self.entry_id}"
+        given = self.fields[3].decode(errors="replace") if self.fields[2:3] == (ID_FIELD,) else ""
+        return given if fullmatch(NAME, given) else f"raw-{self.entry_id}"
 
     @property
     def payload(self) -> bytes | None:
-        """The job as JSON; None where there is not just that."""
-        return self.fields[1] if len(self.fields) == 2 and self.fields[0] == FIELD else None
+        """The job as JSON; None where there is more or less than that, and a name of the job's."""
+        names = self.fields[::2]
+        return self.fields[1] if names in ((FIELD,), (FIELD, ID_FIELD)) else None
+
+
+class Taken(NamedTuple):
+    """Entries in this worker's hands, and how many of them nobody had before."""
+
+    entries: list[RawEntry]
+    num_new: int
 
 
 class Adoption(NamedTuple):
@@ -87,14 +98,19 @@ class RawEntries:
         self._redis = redis
         self._keys = keys
         self._worker_id = worker_id
+        self._page = "-"
 
-    async def take(self) -> list[RawEntry]:
+    async def take(self, *, with_new: bool = True) -> Taken:
         """
         The next entries, also those that were taken before and neither adopted nor refused.
 
-        What is too large to be a job, and what its readers died of, is refused on the way.
+        What is too large to be a job, and what its readers died of, is refused on the way. Where much
+        waits in this worker's hands, each call brings another part of it.
         """
-        return await run_async(self._redis, _take(self._keys, self._worker_id))
+        self._page, taken = await run_async(
+            self._redis, _take(self._keys, self._worker_id, page=self._page, with_new=with_new)
+        )
+        return taken
 
     async def adopt(self, adoptions: Sequence[Adoption], max_queued_tokens: int) -> list[Answer | None]:
         """
@@ -136,11 +152,15 @@ def _parts(items: Sequence[Any]) -> list[Sequence[Any]]:
     return [items[start : start + BATCH] for start in range(0, len(items), BATCH)]
 
 
-def _take(keys: QueueKeys, worker_id: str) -> Call[list[RawEntry]]:
-    args: list[Arg] = [worker_id, TAKE_LOOKS, TAKE_BYTES, MAX_ENTRY_BYTES, MAX_READERS]
-    return Call(
-        load("take_raw"), keys.base, args, lambda rows: [RawEntry(row[0].decode(), tuple(row[1])) for row in rows]
-    )
+def _take(keys: QueueKeys, worker_id: str, *, page: str, with_new: bool) -> Call[tuple[str, Taken]]:
+    args: list[Arg] = [worker_id, TAKE_LOOKS, TAKE_BYTES, MAX_ENTRY_BYTES, MAX_READERS, page, int(with_new)]
+
+    def parse(reply: list[Any]) -> tuple[str, Taken]:
+        next_page, num_new, *rows = reply
+        entries = [RawEntry(entry_id.decode(), tuple(fields)) for entry_id, fields in rows]
+        return next_page.decode(), Taken(entries, num_new)
+
+    return Call(load("take_raw"), keys.base, args, parse)
 
 
 def _adopt(keys: QueueKeys, adoptions: Sequence[Adoption], max_queued_tokens: int) -> Call[list[Answer | None]]:

@@ -55,6 +55,9 @@ class RawIntake:
         self._pool = pool
         self._max_queued_tokens = max_queued_tokens
 
+        # all the mutable state there is: there was no room for anybody, so that new ones are left alone
+        self._is_full = False
+
     async def run(self) -> None:
         """Adopt what comes, until cancelled."""
         pause_s = 0.1
@@ -68,20 +71,20 @@ class RawIntake:
                 pause_s = min(MAX_PAUSE_S, 2 * pause_s)
 
     async def _turn(self) -> float:
-        """Deal with what is there, or wait for something; returns for how long the queue has no room."""
-        entries = await self._entries.take()
-        if not entries:
+        """Deal with what is there, or wait for something; returns for how long nothing more can be done."""
+        entries, num_new = await self._entries.take(with_new=not self._is_full)
+        if not entries and not self._is_full:
             await self._entries.wait(IDLE_WAIT_S)
             return 0.0
         look = partial(judge, entries, self._version)
         adoptions, refusals = await asyncio.get_running_loop().run_in_executor(self._pool, look)
         answers = await self._entries.adopt(adoptions, self._max_queued_tokens)
         own_ids = {entry.entry_id: entry.job_id for entry in entries}
-        busy_s = 0.0
+        busy: list[Busy] = []
         for (entry_id, submission), answer in zip(adoptions, answers, strict=True):
             match answer:
                 case Busy():
-                    busy_s = max(busy_s, answer.retry_after_s)
+                    busy.append(answer)
                 case Conflict():
                     # the id that it gave is another job's, whose result must not be touched
                     refusals.append(_refusal(entry_id, own_ids[entry_id], "invalid_job", str(answer)))
@@ -90,7 +93,10 @@ class RawIntake:
         if refusals and (num_refused := await self._entries.refuse(refusals)):
             # the reasons stand in the dead letters: they may quote what somebody wrote
             log.warning("raw.refused", entries=num_refused, first=refusals[0].entry_id)
-        return busy_s
+        # where it is one tenant or lane that is full, what is behind is read on: it may be another's
+        self._is_full = any(answer.reason in ("memory", "tokens") for answer in busy)
+        may_go_on = len(busy) < len(entries) or (num_new and not self._is_full)
+        return min((answer.retry_after_s for answer in busy), default=0.0) if not may_go_on else 0.0
 
 
 def judge(entries: Sequence[RawEntry], version: int = SCHEMA_VERSION) -> Judged:

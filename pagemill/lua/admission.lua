@@ -39,9 +39,14 @@ local function seen(first, first_print, print)
   return { 'DUP', first, v[1] or 'queued', v[2] or '' }
 end
 
+-- jobs that are none: raw entries of these names were refused
+local refused = {}
+
 local function known(job, id, print, idem)
   local first_print = redis.call('HGET', job, 'fp')
-  if first_print then
+  if first_print == '' then
+    refused[job] = true
+  elseif first_print then
     return seen(id, first_print, print)
   end
   local record = idem ~= '' and redis.call('GET', key('idem', idem))
@@ -164,6 +169,9 @@ end
 
 local function add(job, id, print, idem, payload, ref, lane, tenant, tokens, timeout, ttl, streams, seed, metadata,
   batch, version)
+  if refused[job] then
+    redis.call('DEL', job, key('r', id))
+  end
   local stream = base .. ':s:' .. lane .. ':' .. tenant
   local sum = added[stream]
   if not sum then

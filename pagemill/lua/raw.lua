@@ -10,15 +10,20 @@ local function reader_of(entry)
 end
 
 -- To the dead letters, with its bytes: those of `d`, or names and values a line each where it has
--- more or other fields. What goes comes first: the server may be full.
+-- other fields; only the first can be put back, and note their entry. What goes comes first: the
+-- server may be full.
 --
 -- The job that it names ends as failed, so that whoever waits for it hears of it; a job that the
--- queue has already is left alone.
+-- queue has already is left alone. Without a fingerprint it is none that a submit could repeat: its
+-- id can be used again (admission.lua).
 local function bury_raw(entry, fields, id, code, message, worker, now)
   drop_entry(RAW, entry)
-  local bytes = #fields == 2 and fields[1] == 'd' and fields[2] or table.concat(fields, '\n')
-  redis.call('XADD', key('dead'), '*', 'j', id, 'why', 'garbage', 'msg', message, 'at', whole(now), 'worker', worker,
-    'raw', bytes)
+  local letter = { 'j', id, 'why', 'garbage', 'msg', message, 'at', whole(now), 'worker', worker }
+  if fields[1] == 'd' and (#fields == 2 or (#fields == 4 and fields[3] == 'id')) then
+    redis.call('XADD', key('dead'), '*', 'raw', fields[2], 'entry', entry, unpack(letter))
+  else
+    redis.call('XADD', key('dead'), '*', 'raw', table.concat(fields, '\n'), unpack(letter))
+  end
   count('buried', 1)
   local job = key('j', id)
   if redis.call('EXISTS', job) == 0 then

@@ -19,7 +19,7 @@
 --   1 entry id
 -- Returns
 --   {"OK", job, payload ref} | {"DUP", job, its state, its payload ref} where it has been submitted
---   again meanwhile | {"GONE"} | {"GARBAGE"} where it never was a job
+--   again meanwhile | {"GONE"} | {"GARBAGE"} where it never was a job, nor could have been one
 
 local letter = redis.call('XRANGE', key('dead'), ARGV[1], ARGV[1])[1]
 if not letter then
@@ -30,6 +30,13 @@ for i = 1, #letter[2], 2 do
   f[letter[2][i]] = letter[2][i + 1]
 end
 local id = f.j
+if f.raw and f.entry then
+  -- a newer worker may know it, or its batch is there now; its name stays
+  redis.call('XDEL', key('dead'), letter[1])
+  redis.call('XADD', key('in'), '*', 'd', f.raw, 'id', id)
+  count('requeued', 1)
+  return { 'OK', id, '' }
+end
 if not id or not f.ln or not (f.d or f.ref) then
   return { 'GARBAGE' }
 end

@@ -6,6 +6,9 @@
 -- worker need not know what it held. An entry that is too large, or was in the hands of too many
 -- readers that died, goes to the dead letters and to no worker.
 --
+-- What waits in this worker's hands for room is looked at in pages, by turns, and takes half a call at
+-- most: what a tenant has too much of must not stand in the way of what is behind it.
+--
 -- KEYS[1]  base
 -- Reads and writes
 --   in           stream  what is returned is this worker's
@@ -14,14 +17,15 @@
 --   j:<id>, r:<id>, st, ev, channel ch:<id>: as every end of a job, for these
 -- ARGV
 --   1 worker id   2 most entries to look at   3 bytes after which to stop   4 most bytes of one entry
---   5 most readers of one entry
+--   5 most readers of one entry   6 where the page begins: "-", or "(<entry>" behind that   7 new ones 0/1
 -- Returns
---   one an entry: {entry, {field, value, field, value, ...}}
+--   {where the next page begins, how many are new, {entry, {field, value, ...}}, {entry, ...}, ...}
 
 local worker, looks, room = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local most_bytes, most_readers = tonumber(ARGV[4]), tonumber(ARGV[5])
 local now = now_ms()
-local found = {}
+local page = math.ceil(looks / 2)
+local found = { '-', 0 }
 
 local function offer(entry, fields, readers)
   looks = looks - 1
@@ -50,16 +54,18 @@ local function wants_more()
 end
 
 local function offer_own()
-  local mine = redis.pcall('XPENDING', RAW, GROUP, '-', '+', looks, worker)
+  local mine = redis.pcall('XPENDING', RAW, GROUP, ARGV[6], '+', page, worker)
   if mine.err then
     -- a flush or a restore took the group away, or this is the first reader
     return make_group(RAW)
   end
-  for _, row in ipairs(mine) do
-    if wants_more() then
-      local body = redis.call('XRANGE', RAW, row[1], row[1])[1]
-      offer(row[1], body and body[2], row[4])
+  for i, row in ipairs(mine) do
+    if not wants_more() then
+      break
     end
+    local body = redis.call('XRANGE', RAW, row[1], row[1])[1]
+    offer(row[1], body and body[2], row[4])
+    found[1] = i < page and i == #mine and '-' or '(' .. row[1]
   end
 end
 
@@ -84,10 +90,13 @@ local function offer_new()
     end
     local entry = read[1][2][1]
     offer(entry[1], entry[2], 1)
+    found[2] = found[2] + 1
   end
 end
 
 offer_own()
 offer_of_the_dead()
-offer_new()
+if ARGV[7] == '1' then
+  offer_new()
+end
 return found

@@ -6,15 +6,16 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from redis import Redis
 
 from pagemill.calls import Answer
 from pagemill.client import Client
 from pagemill.client_core import prepare
-from pagemill.errors import Busy, Conflict
+from pagemill.errors import Busy, Conflict, InvalidJob
 from pagemill.keys import QueueKeys
 from pagemill.messages import Accepted
-from pagemill.raw import MAX_READERS, TAKE_LOOKS, Adoption, RawEntry, Refusal
+from pagemill.raw import MAX_ENTRY_BYTES, MAX_READERS, TAKE_LOOKS, Adoption, RawEntry, Refusal, Taken
 from pagemill.schema import MAX_PAYLOAD_BYTES, Failure, Job
 from tests.support.servers import BlockingConsumer, a_job, wait_for
 
@@ -29,8 +30,8 @@ def write(redis: Redis, queue: str, payload: bytes | None = None, **fields: Any)
 
 
 def take(worker: BlockingConsumer) -> list[RawEntry]:
-    entries: list[RawEntry] = worker.run(worker.consumer.raw.take())
-    return entries
+    taken: Taken = worker.run(worker.consumer.raw.take())
+    return taken.entries
 
 
 def adopt(worker: BlockingConsumer, *entries: RawEntry, limit: int = 0, job: Job | None = None) -> list[Answer | None]:
@@ -330,14 +331,14 @@ def test_an_entry_that_is_too_large_reaches_no_worker(
     """
     worker = consumer()
     take(worker)
-    large = write(redis, queue, b"x" * (MAX_PAYLOAD_BYTES + 1))
+    large = write(redis, queue, b"x" * MAX_ENTRY_BYTES)
     good = write(redis, queue)
 
     entries = take(worker)
 
     assert [good] == [entry.entry_id for entry in entries]
     [letter] = dead_letters(redis, queue)
-    assert MAX_PAYLOAD_BYTES + 1 == len(letter[b"raw"])
+    assert MAX_ENTRY_BYTES == len(letter[b"raw"])
     failure = client.result(f"raw-{large}").failure
     assert "payload_too_large" == (failure.code if failure else None)
     adopt(worker, *entries)
@@ -392,6 +393,113 @@ def test_one_call_takes_a_bounded_number(consumer: MakeConsumer, redis: Redis, q
     assert (TAKE_LOOKS, 3) == (len(many), len(take(worker)))
     while entries := take(worker):
         adopt(worker, *entries)
+
+
+def test_what_waits_in_hand_is_looked_at_by_turns(consumer: MakeConsumer, redis: Redis, queue: str) -> None:
+    """
+    However much waits for room, each call brings new entries too, and each waiting one has its turn.
+    """
+    worker = consumer()
+    take(worker)
+    waiting = {write(redis, queue) for _ in range(2 * TAKE_LOOKS)}
+    while in_stream(redis, queue)[1] < len(waiting):
+        assert take(worker)
+    late = write(redis, queue)
+
+    first = worker.run(worker.consumer.raw.take())
+    seen = {entry.entry_id for _ in range(5) for entry in take(worker)}
+
+    assert (late, 1) == (first.entries[-1].entry_id, first.num_new)
+    assert waiting | {late} == seen
+    while entries := take(worker):
+        adopt(worker, *entries)
+
+
+def test_new_entries_can_be_left_alone(consumer: MakeConsumer, redis: Redis, queue: str) -> None:
+    """
+    While there is no room for anybody, nothing more is taken into one's hands.
+    """
+    worker = consumer()
+    write(redis, queue)
+    held = take(worker)
+    write(redis, queue)
+
+    assert Taken(held, 0) == worker.run(worker.consumer.raw.take(with_new=False))
+    assert (2, 1) == in_stream(redis, queue)
+    adopt(worker, *take(worker))
+
+
+def test_a_refused_entry_can_be_put_back(client: Client, consumer: MakeConsumer, redis: Redis, queue: str) -> None:
+    """
+    Its dead letter becomes an entry again, and the job that it then is has the id that it had.
+    """
+    worker = consumer()
+    entry_id = write(redis, queue)
+    [entry] = take(worker)
+    refuse(worker, entry, entry.job_id, "no worker knows it")
+    [letter] = client.dead_letters()
+
+    accepted = client.requeue_dead(letter.entry_id)
+    [again] = take(worker)
+    adopt(worker, again)
+    [delivery] = worker.pull()
+
+    assert (f"raw-{entry_id}", False) == (accepted.job_id, accepted.duplicate)
+    assert (accepted.job_id, entry.payload) == (again.job_id, again.payload)
+    assert accepted.job_id == delivery.job_id
+    assert ([], "running") == (client.dead_letters(), client.status(accepted.job_id).state)
+    worker.finish(delivery)
+    assert "done" == client.result(accepted.job_id).status
+
+
+def test_what_never_was_one_field_is_not_put_back(
+    client: Client, consumer: MakeConsumer, redis: Redis, queue: str
+) -> None:
+    """
+    Its letter keeps what it says, and not how to write it again.
+    """
+    worker = consumer()
+    redis.xadd(QueueKeys(queue).raw, {"job": b"{}"})
+    [entry] = take(worker)
+    refuse(worker, entry, entry.job_id)
+    [letter] = client.dead_letters()
+
+    with pytest.raises(InvalidJob):
+        client.requeue_dead(letter.entry_id)
+
+
+def test_the_id_of_a_refused_entry_can_be_used_again(
+    client: Client, consumer: MakeConsumer, redis: Redis, queue: str
+) -> None:
+    """
+    A program that mends its job need not think of another name for it.
+    """
+    worker = consumer()
+    write(redis, queue, b'{"id": "row-7", "promt": "Why?"}')
+    refuse(worker, *take(worker), "row-7")
+    assert "failed" == client.result("row-7").status
+
+    write(redis, queue, id="row-7")
+    [answer] = adopt(worker, *take(worker))
+    worker.finish(*worker.pull())
+
+    assert Accepted("row-7", "queued", duplicate=False) == answer
+    assert "done" == client.result("row-7").status
+
+
+def test_the_job_may_be_named_beside_it(consumer: MakeConsumer, redis: Redis, queue: str) -> None:
+    """
+    A second field gives the id of a job that says none; one that is no name is as none.
+    """
+    worker = consumer()
+    named, unnamed = (
+        redis.xadd(QueueKeys(queue).raw, {"d": b'{"prompt": "x"}', "id": name}).decode() for name in ("row-7", "a b")
+    )
+
+    entries = take(worker)
+
+    assert [(named, "row-7"), (unnamed, f"raw-{unnamed}")] == [(entry.entry_id, entry.job_id) for entry in entries]
+    adopt(worker, *entries)
 
 
 def test_readers_that_left_are_removed(consumer: MakeConsumer, redis: Redis, queue: str) -> None:

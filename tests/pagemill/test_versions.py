@@ -250,11 +250,11 @@ def test_a_raw_entry_is_passed_on_to_a_newer_worker(consumer: MakeConsumer, redi
     """
     old, new = consumer(version=BEFORE), consumer()
     redis.xadd(QueueKeys(queue).raw, {"d": b'{"version": 2, "prompt": "x"}'})
-    [entry] = old.run(old.consumer.raw.take())
+    [entry] = old.run(old.consumer.raw.take()).entries
 
     old.run(old.consumer.raw.refuse([refusal_of(entry, 2)]))
 
-    assert ([], [entry]) == (old.run(old.consumer.raw.take()), new.run(new.consumer.raw.take()))
+    assert ([], [entry]) == (old.run(old.consumer.raw.take()).entries, new.run(new.consumer.raw.take()).entries)
     assert 0 == redis.exists(QueueKeys(queue).dead)
     new.run(new.consumer.raw.refuse([refusal_of(entry, 0)]))
 
@@ -268,7 +268,7 @@ def test_a_raw_entry_that_no_living_worker_knows_is_refused(
     """
     new = consumer()
     redis.xadd(QueueKeys(queue).raw, {"d": b"{}"})
-    [entry] = new.run(new.consumer.raw.take())
+    [entry] = new.run(new.consumer.raw.take()).entries
 
     assert 1 == new.run(new.consumer.raw.refuse([refusal_of(entry, version)]))
     assert [b"{}"] == [letter.raw for letter in client.dead_letters()]

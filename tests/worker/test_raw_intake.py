@@ -225,6 +225,24 @@ def test_entries_wait_while_the_queue_is_full(server_url: str, queue: str, redis
     assert 8 == client.stats().totals["accepted"]
 
 
+def test_a_tenant_at_its_limit_holds_up_nobody_else(server_url: str, queue: str, redis: Redis, client: Client) -> None:
+    """
+    What one tenant wrote too much of waits; what others wrote behind it is adopted meanwhile.
+    """
+    redis.hset(f"{QueueKeys(queue).base}:limits", "tenant:flood", 1500)
+    engine = FakeEngine(tokens_per_s=5000.0, max_num_seqs=4)
+    with RunningService(server_url, queue, engine=engine):
+        options = {"max_tokens": 60}
+        flood = [write(redis, queue, id=f"flood-{n}", tenant="flood", options=options) for n in range(300)]
+        late = write(redis, queue, id="late", tenant="other", lane="interactive")
+        wait_for_results(redis, queue, late)
+        assert redis.xlen(QueueKeys(queue).raw) > 100
+        results = wait_for_results(redis, queue, *flood)
+
+    assert {"done"} == {result.status for result in results}
+    assert 301 == client.stats().totals["accepted"]
+
+
 def test_jobs_of_a_killed_reader_are_adopted(tmp_path: Path, redis: Redis, server_url: str, queue: str) -> None:
     """
     A worker that dies with entries in hand leaves them to the next one, and each is one job.
