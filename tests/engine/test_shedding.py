@@ -1,7 +1,10 @@
 """A device that is out of memory, or lost: what the engine gives up, what it keeps, and when it ends."""
 
+import itertools
 import random
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,13 +14,17 @@ from engine.block_manager import BlockManager
 from engine.errors import DeviceFull, DeviceLost
 from engine.faults import is_lost, is_out_of_memory
 from engine.llm_engine import LLMEngine
+from engine.model.decoder import Decoder
 from engine.output import OutputProcessor
 from engine.policy import Headroom, PreemptionPolicy
 from engine.request import Request, Step, StepResult
 from engine.sampling_params import SamplingParams
 from engine.scheduler import Scheduler
 from engine.shedding import MAX_SHEDS, QUIET_STEPS
+from tests.support.answers import assert_same_answers, make_requests, run_all
+from tests.support.cuda_engine import make_engine as make_real_engine
 from tests.support.fake_runner import FakeRunner, FakeTicket, answer_token
+from tests.support.tiny_models import save_tiny_model
 
 BLOCK_SIZE = 4
 MAX_MODEL_LEN = 64
@@ -248,3 +255,38 @@ def test_errors_are_told_apart_by_their_words(text: str, kind: str) -> None:
     error = RuntimeError(text)
 
     assert (kind == "full", kind == "lost") == (is_out_of_memory(error), is_lost(error))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    save_tiny_model("qwen3", path)
+    return path
+
+
+@pytest.mark.parametrize("part", ["forward", "logits"])
+@pytest.mark.parametrize(("cuda", "mode", "num_blocks"), [(False, "swap", 60), (True, "swap", 60), (True, "auto", 200)])
+def test_both_runners_go_on_where_a_step_broke_off(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, cuda: bool, mode: str, num_blocks: int, part: str
+) -> None:
+    """
+    What they keep by slot is set anew: penalties, random draws, biases and log-probabilities are as ever.
+
+    The step breaks off before its network, or behind it, with keys and values written and nothing sampled.
+    """
+    requests = make_requests(seed=8, longest=12)
+    expected = run_all(make_real_engine(folder, cuda=False), requests)
+    engine = make_real_engine(folder, cuda=cuda, mode=mode, num_blocks=num_blocks)
+    whole, calls = getattr(Decoder, part), itertools.count(1)
+
+    def breaking(*arguments: Any) -> Any:
+        if next(calls) in (5, 20, 21):
+            raise full()
+        return whole(*arguments)
+
+    monkeypatch.setattr(Decoder, part, breaking)
+
+    actual = run_all(engine, requests)
+
+    assert 3 == engine.stats().num_sheds
+    assert_same_answers(expected, actual)
