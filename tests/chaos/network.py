@@ -45,7 +45,7 @@ def network_chaos(server: RedisProcess, *, num_jobs: int, seed: int, num_workers
         for proxy in proxies:
             engine = FakeEngine(tokens_per_s=1200.0, max_num_seqs=8)
             workers.enter_context(RunningService(proxy.url, QUEUE, engine=engine, lease_s=LEASE_S))
-        for fault in ("partition", "lose", "restart", "cut", "partition", "lose"):
+        for fault in ("partition", "lose", "restart", "cut"):
             _let_happen(fault, server, proxies, draw)
         wait_for(lambda: _num_done(client) >= num_jobs, 30)
         workers.close()

