@@ -376,11 +376,14 @@ class Service:
         """
         Tell a server that was replaced what it may have missed: the last results, and whose the jobs are.
 
-        In this order, so that what has ended does not run again.
+        In this order, so that what has ended does not run again. A replica may be set up otherwise, too.
         """
         log.warning("server.replaced", held=len(self._leases))
         await self._sink.write_again()
         self._consumer.doubt()
+        with contextlib.suppress(QueueUnavailable):
+            for warning in await self._consumer.check_server(allow_unsafe=True):
+                log.warning("server.warning", message=warning)
 
     def _on_turns(self, turns: Sequence[Turn]) -> None:
         self._jobs.on_turns(turns)
