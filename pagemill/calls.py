@@ -312,11 +312,11 @@ def read_status(queue: str, job_id: str, values: Sequence[bytes | None]) -> JobS
 
 def stats_commands(keys: QueueKeys) -> list[tuple[str, ...]]:
     """What `read_stats` reads the replies of."""
-    return [("HGETALL", keys.stats), ("ZCARD", keys.delayed), ("XLEN", keys.dead)]
+    return [("HGETALL", keys.stats), ("ZCARD", keys.delayed), ("XLEN", keys.dead), ("XLEN", keys.raw)]
 
 
-def read_stats(counters: Mapping[bytes, bytes], delayed: int, dead: int) -> QueueStats:
-    """Counters of the hash `st`, and how many jobs are put off or dead."""
+def read_stats(counters: Mapping[bytes, bytes], delayed: int, dead: int, raw: int) -> QueueStats:
+    """Counters of the hash `st`, and how many jobs are put off, dead, or not yet adopted."""
     values: dict[str, Any] = {name.decode(): int(value) for name, value in counters.items()}
     no_totals = ("running", "suspects", "groups")
     totals = {name: value for name, value in values.items() if ":" not in name and name not in no_totals}
@@ -327,6 +327,7 @@ def read_stats(counters: Mapping[bytes, bytes], delayed: int, dead: int) -> Queu
         delayed=delayed,
         suspects=values.get("suspects", 0),
         dead=dead,
+        raw=raw,
         totals=totals,
     )
 

@@ -21,6 +21,8 @@ def overview_lines(stats: QueueStats, workers: Mapping[str, Mapping[str, str]]) 
     )
     yield ""
     yield f"running {stats.running:,}, delayed {stats.delayed:,}, suspects {stats.suspects:,}, dead {stats.dead:,}"
+    if stats.raw:
+        yield f"raw entries that no worker has adopted yet: {stats.raw:,}"
     if stats.totals:
         yield "ever    " + ", ".join(f"{name} {value:,}" for name, value in sorted(stats.totals.items()))
     yield ""

@@ -322,6 +322,7 @@ class QueueStats:
         delayed: Jobs put off until later.
         suspects: Jobs that wait to run apart from others, since one of them may have ended a worker.
         dead: Dead letters that were neither requeued nor purged.
+        raw: Entries written by other programs that no worker has adopted yet.
         totals: What ever happened, by name: accepted, done, failed, cancelled, expired,
             reclaimed, released, retried, fenced, suspected, buried, requeued, prompt_tokens,
             completion_tokens, gpu_ms.
@@ -333,4 +334,5 @@ class QueueStats:
     delayed: int
     suspects: int
     dead: int
+    raw: int
     totals: dict[str, int]

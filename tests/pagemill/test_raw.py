@@ -92,6 +92,21 @@ def test_an_entry_stays_until_it_is_dealt_with(consumer: MakeConsumer, redis: Re
     assert 1 == len(worker.pull())
 
 
+def test_what_nobody_has_adopted_is_counted(client: Client, consumer: MakeConsumer, redis: Redis, queue: str) -> None:
+    """
+    The queue's counters tell how many raw entries there are, read or not.
+    """
+    worker = consumer()
+    write(redis, queue)
+    take(worker)
+    write(redis, queue)
+
+    before = client.stats().raw
+    adopt(worker, *take(worker))
+
+    assert (2, 0) == (before, client.stats().raw)
+
+
 def test_two_workers_share_the_stream(consumer: MakeConsumer, redis: Redis, queue: str) -> None:
     """
     An entry is in one living worker's hands.
