@@ -18,7 +18,7 @@ import structlog
 
 from engine.errors import EngineError
 from pagemill.consumer import Consumer
-from pagemill.errors import QueueUnavailable
+from pagemill.errors import QueueUnavailable, UnsafeServer
 from pagemill.messages import Outcome
 from pagemill.object_store import ObjectStore
 from worker.doorbell import Doorbell
@@ -381,9 +381,11 @@ class Service:
         log.warning("server.replaced", held=len(self._leases))
         await self._sink.write_again()
         self._consumer.doubt()
-        with contextlib.suppress(QueueUnavailable):
+        try:
             for warning in await self._consumer.check_server(allow_unsafe=True):
                 log.warning("server.warning", message=warning)
+        except (QueueUnavailable, UnsafeServer) as error:
+            log.error("server.unsafe", error=str(error))
 
     def _on_turns(self, turns: Sequence[Turn]) -> None:
         self._jobs.on_turns(turns)

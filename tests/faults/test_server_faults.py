@@ -5,13 +5,16 @@ Each test has a server of its own; workers are threads with the fake engine, who
 whether anything was computed twice.
 """
 
+import asyncio
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from redis.exceptions import BusyLoadingError
 
+from pagemill.async_client import AsyncClient
 from pagemill.client import Client
 from pagemill.errors import Busy, JobNotFound, QueueUnavailable, ServerAway
 from pagemill.keys import QueueKeys
@@ -344,12 +347,41 @@ def test_a_full_server(server: RedisProcess, client: Client) -> None:
 
 def test_a_client_waits_through_a_restart(server: RedisProcess, client: Client) -> None:
     """
-    Whoever waits for a result when the server is restarted gets it.
+    Whoever waits for a result, in either client, when the server is restarted gets it.
     """
-    with worker(server.url, tokens_per_s=60.0) as only:
+
+    async def wait_for_result() -> str:
+        async with AsyncClient(server.url, queue=QUEUE) as other:
+            return (await other.result(job.id, wait_s=20)).status
+
+    with worker(server.url, tokens_per_s=60.0) as only, ThreadPoolExecutor() as pool:
         [job] = submit(client, 1, max_tokens=60)
         wait_until_running(1, only)
+        waiting = [
+            pool.submit(lambda: client.result(job.id, wait_s=20).status),
+            pool.submit(lambda: asyncio.run(wait_for_result())),
+        ]
+        wait_for(lambda: len(server.client.pubsub_channels()) > 0)
+        server.stop()
+        time.sleep(0.3)
+        server.start()
+
+        assert ["done", "done"] == [one.result(20) for one in waiting]
+
+
+def test_a_follower_of_all_results_goes_on_after_a_restart(server: RedisProcess, client: Client) -> None:
+    """
+    `finished` and a stream of text go on where they were.
+    """
+    with worker(server.url, tokens_per_s=60.0) as only, ThreadPoolExecutor() as pool:
+        jobs = [Job.build(prompt=f"fault {n}", stream=True, options={"max_tokens": 50, "seed": n}) for n in range(2)]
+        client.submit_many(jobs)
+        wait_until_running(2, only)
+        finished = pool.submit(lambda: [one.job_id for one in client.finished([job.id for job in jobs], wait_s=20)])
+        text = pool.submit(lambda: "".join(delta.text for delta in client.stream(jobs[0].id, wait_s=20)))
+        time.sleep(0.3)
         server.stop()
         server.start()
 
-        assert "done" == client.result(job.id, wait_s=20).status
+        assert {job.id for job in jobs} == set(finished.result(20))
+        assert expected_texts(jobs[:1]) == [text.result(20)]
