@@ -9,8 +9,8 @@ are lost, and the server is killed and started again from its append-only file.
 import random
 import time
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 
 from redis import Redis
 
@@ -30,26 +30,69 @@ LEASE_S = 0.8
 SCRIPTS = ("pull", "renew", "finish", "heartbeat", "release", "reclaim", "lock")
 
 
-def network_chaos(server: RedisProcess, *, num_jobs: int, seed: int, num_workers: int = 3) -> list[str]:
-    """Run all jobs under faults; returns what is wrong with what came out."""
+def network_chaos(server: RedisProcess, *, num_jobs: int, seed: int) -> list[str]:
+    """Run all jobs under faults of the network and the server; returns what is wrong with what came out."""
     draw = random.Random(seed)
-    jobs = [
-        Job.build(prompt=f"prompt number {number}", options={"max_tokens": 60, "seed": number})
-        for number in range(num_jobs)
-    ]
-    with ExitStack() as stack:
-        client = stack.enter_context(Client(server.url, queue=QUEUE))
+    jobs = _jobs(num_jobs)
+    with Client(server.url, queue=QUEUE) as client:
         client.submit_many(jobs)
-        proxies = [stack.enter_context(TcpProxy(server.url)) for _ in range(num_workers)]
-        workers = stack.enter_context(ExitStack())
+        with _workers(server.url, 3) as proxies:
+            for fault in ("partition", "lose", "restart", "cut"):
+                _let_happen(fault, server, proxies, draw)
+            wait_for(lambda: _num_done(client) >= num_jobs, 30)
+        return [*_wrong_results(client, server.client, jobs), *_left_behind(client, server.client)]
+
+
+def failover_chaos(first: RedisProcess, second: RedisProcess, *, num_jobs: int, seed: int) -> list[str]:
+    """
+    Let replicas take over that lack the last moments, twice, while jobs come in and run.
+
+    Producers submit everything again in the end, under the same ids, as they do where an answer is missing.
+    """
+    draw = random.Random(seed)
+    jobs = _jobs(num_jobs)
+    master, replica = first, second
+    replica.follow(master)
+    parts = [jobs[place::3] for place in range(3)]
+    with _workers(master.url, 2) as proxies:
+        for part in parts[:2]:
+            _submit(master, part)
+            time.sleep(draw.uniform(0.1, 0.4))
+            # from here on it hears nothing of what is submitted and finished
+            replica.lead()
+            _submit(master, part[: num_jobs // 6] + parts[2][: num_jobs // 9])
+            time.sleep(draw.uniform(0.1, 0.6))
+            master.kill()
+            for proxy in proxies:
+                proxy.point_at(replica.url)
+            master, replica = replica, master
+            replica.start()
+            replica.follow(master)
+        _submit(master, jobs)
+        with Client(master.url, queue=QUEUE) as client:
+            wait_for(lambda: _num_done(client) >= num_jobs, 30)
+    with Client(master.url, queue=QUEUE) as client:
+        return [*_wrong_results(client, master.client, jobs), *_left_behind(client, master.client)]
+
+
+def _jobs(number: int) -> list[Job]:
+    return [Job.build(prompt=f"prompt number {n}", options={"max_tokens": 60, "seed": n}) for n in range(number)]
+
+
+@contextmanager
+def _workers(url: str, number: int) -> Iterator[list[TcpProxy]]:
+    """Workers, each behind a proxy of its own; they drain in the end."""
+    with ExitStack() as stack:
+        proxies = [stack.enter_context(TcpProxy(url)) for _ in range(number)]
         for proxy in proxies:
             engine = FakeEngine(tokens_per_s=1200.0, max_num_seqs=8)
-            workers.enter_context(RunningService(proxy.url, QUEUE, engine=engine, lease_s=LEASE_S))
-        for fault in ("partition", "lose", "restart", "cut"):
-            _let_happen(fault, server, proxies, draw)
-        wait_for(lambda: _num_done(client) >= num_jobs, 30)
-        workers.close()
-        return [*_wrong_results(client, server.client, jobs), *_left_behind(client, server.client)]
+            stack.enter_context(RunningService(proxy.url, QUEUE, engine=engine, lease_s=LEASE_S))
+        yield proxies
+
+
+def _submit(server: RedisProcess, jobs: Sequence[Job]) -> None:
+    with Client(server.url, queue=QUEUE) as client:
+        client.submit_many(jobs)
 
 
 def _let_happen(fault: str, server: RedisProcess, proxies: Sequence[TcpProxy], draw: random.Random) -> None:

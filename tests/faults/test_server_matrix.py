@@ -18,7 +18,7 @@ from pagemill.messages import Checkpoint, Renewal
 from pagemill.scripts import load
 from producers.local_redis import local_redis
 from tests.chaos.driver import chaos
-from tests.chaos.network import network_chaos
+from tests.chaos.network import failover_chaos, network_chaos
 from tests.support.redis_process import RedisProcess
 from tests.support.server_box import NAMES, find
 from tests.support.servers import BlockingConsumer, a_job, wait_for
@@ -189,6 +189,22 @@ def test_small_chaos(name: str, tmp_path: Path) -> None:
     """
     with RedisProcess(tmp_path, binary=program(name)) as server:
         faults = network_chaos(server, num_jobs=120, seed=3)
+
+    assert [] == faults
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == NAMES[-1] else pytest.mark.slow) for name in NAMES]
+)
+def test_failovers_to_old_replicas(name: str, tmp_path: Path) -> None:
+    """
+    Two masters die, each after its replica has heard nothing for a while: one result a job, and nothing is stuck.
+    """
+    with (
+        RedisProcess(tmp_path / "first", binary=program(name)) as first,
+        RedisProcess(tmp_path / "second", binary=program(name)) as second,
+    ):
+        faults = failover_chaos(first, second, num_jobs=90, seed=4)
 
     assert [] == faults
 
