@@ -71,32 +71,26 @@ local function closed(batch)
   return { v[1] and 'CLOSED' or 'NOBATCH', batch }
 end
 
-local WAITING = {
-  all = function()
-    local lanes = redis.call('HMGET', key('st'), 'queued_tokens:interactive', 'queued_tokens:standard',
-      'queued_tokens:bulk')
-    return (lanes[1] or 0) + (lanes[2] or 0) + (lanes[3] or 0)
-  end,
-  lane = function(lane)
-    return tonumber(redis.call('HGET', key('st'), 'queued_tokens:' .. lane) or 0)
-  end,
-  tenant = function(tenant)
-    local sum = 0
-    for _, lane in ipairs(LANES) do
-      sum = sum + (redis.call('HGET', key('qt', lane), tenant) or 0)
-    end
-    return sum
-  end,
-}
-
 -- What waits under one limit, and what was refused for it: read once, then kept up.
 local scopes = {}
 local function scope(kind, name, most)
   local found = scopes[kind .. name]
-  if not found then
-    found = { waiting = WAITING[kind](name), refused = 0, most = most }
-    scopes[kind .. name] = found
+  if found then
+    return found
   end
+  found = { why = kind, waiting = 0, refused = 0, most = most }
+  if kind == 'tenant' then
+    for _, lane in ipairs(LANES) do
+      found.waiting = found.waiting + (redis.call('HGET', key('qt', lane), name) or 0)
+    end
+  else
+    local sums = redis.call('HMGET', key('st'), 'queued_tokens:interactive', 'queued_tokens:standard',
+      'queued_tokens:bulk')
+    for i, lane in ipairs(LANES) do
+      found.waiting = found.waiting + ((kind == 'tokens' or lane == name) and sums[i] or 0)
+    end
+  end
+  scopes[kind .. name] = found
   return found
 end
 
@@ -108,22 +102,21 @@ local function limit_of(kind, name)
   return tonumber(own or 0) or 0
 end
 
--- The limits that a job of this lane and tenant is under, the widest first; each with its sums.
-local known_limits = {}
+-- The limits that a job of this lane and tenant is under, the widest first; most calls ask for one
+-- lane and tenant alone.
+local last_lane, last_tenant, last_limits
 local function limits_on(lane, tenant)
-  local name = lane .. ' ' .. tenant
-  local found = known_limits[name]
-  if not found then
-    found = limit > 0 and { { 'tokens', scope('all', '', limit) } } or {}
-    for _, one in ipairs(has_limits and { { 'lane', lane }, { 'tenant', tenant } } or {}) do
-      local most = limit_of(unpack(one))
-      if most > 0 then
-        found[#found + 1] = { one[1], scope(one[1], one[2], most) }
-      end
-    end
-    known_limits[name] = found
+  if lane == last_lane and tenant == last_tenant then
+    return last_limits
   end
-  return found
+  last_lane, last_tenant, last_limits = lane, tenant, limit > 0 and { scope('tokens', '', limit) } or {}
+  for _, one in ipairs(has_limits and { { 'lane', lane }, { 'tenant', tenant } } or {}) do
+    local most = limit_of(unpack(one))
+    if most > 0 then
+      last_limits[#last_limits + 1] = scope(one[1], one[2], most)
+    end
+  end
+  return last_limits
 end
 
 -- How long until so many tokens will have left the queue, as fast as jobs end now: of all lanes, of
@@ -147,11 +140,10 @@ local function refuse(lane, tenant, tokens)
     return { 'BUSY', 'memory', '5000' }
   end
   for _, one in ipairs(limits_on(lane, tenant)) do
-    local why, sums = one[1], one[2]
     -- a job above the limit by itself is taken when nothing else waits
-    if sums.waiting > 0 and sums.waiting + tokens > sums.most then
-      sums.refused = sums.refused + tokens
-      return { 'BUSY', why, retry_ms(why, lane, sums.waiting + sums.refused - sums.most) }
+    if one.waiting > 0 and one.waiting + tokens > one.most then
+      one.refused = one.refused + tokens
+      return { 'BUSY', one.why, retry_ms(one.why, lane, one.waiting + one.refused - one.most) }
     end
   end
   return nil
@@ -214,7 +206,7 @@ local function add(job, id, print, idem, payload, ref, lane, tenant, tokens, tim
     redis.call('SET', key('idem', idem), id .. ' ' .. print)
   end
   for _, one in ipairs(limits_on(lane, tenant)) do
-    one[2].waiting = one[2].waiting + tokens
+    one.waiting = one.waiting + tokens
   end
   sum[3], sum[4] = sum[3] + 1, sum[4] + tokens
   return 1

@@ -21,7 +21,8 @@
 --   bell:<lane>         list    rung where something stays behind
 -- ARGV
 --   1 worker id   2 tokens that one job counts at most, 0 for no limit   3 lease ms
---   4 most entries to look at   5 turn   6 the worker's version   then two a lane, the most urgent first: most jobs, most tokens
+--   4 most entries to look at   5 turn   6 the worker's version   then two a lane, the most urgent
+--   first: most jobs, most tokens
 -- Returns
 --   {again 0/1, behind, job, job, ...}: again where another call may claim more at once; behind has a
 --   bit a lane, the most urgent first, set where jobs wait that this call left; a job is
@@ -161,31 +162,35 @@ local function try_take(from)
   return entry[2]
 end
 
+-- true where the job is the worker's now
 local function admit(from, entry, fields)
   local id = fields[2]
   local job = key('j', id)
   local v = redis.call('HMGET', job, unpack(CLAIMED))
   if v[1] == 'running' and try_give_lease_back(id, from.stream, entry) then
     again = 1
-    return
+    return false
   end
   -- ended while it waited, or an older pointer that a failover brought back
   if not v[1] or v[1] ~= 'queued' or v[2] ~= entry then
     again = 1
-    return drop_entry(from.stream, entry)
+    drop_entry(from.stream, entry)
+    return false
   end
   forget_queued(from.lane, v[3], fields[4])
   local cancelled = v[11] or (v[18] and batch_cancelled(v[18]))
   if cancelled or (v[7] and tonumber(v[7]) <= now) then
     again = 1
     drop_entry(from.stream, entry)
-    return settle_here(id, cancelled and 'cancelled' or 'expired', now)
+    settle_here(id, cancelled and 'cancelled' or 'expired', now)
+    return false
   end
   if not v[15] then
     -- once: a job that came back is not charged again, and FINISH gives back just this
     redis.call('HSET', job, 'cost', vtime(charge_of(from, fields)))
   end
   jobs[#jobs + 1] = claimed(id, v, from.stream, entry, worker, now)
+  return true
 end
 
 local function claim(from)
@@ -195,7 +200,10 @@ local function claim(from)
   local read = redis.call('XREADGROUP', 'GROUP', GROUP, worker, 'COUNT', from.taken, 'STREAMS', from.stream, '>')
   redis.call('SADD', key('pending'), from.stream)
   for _, entry in ipairs(read[1][2]) do
-    admit(from, entry[1], entry[2])
+    if not admit(from, entry[1], entry[2]) and from.vtime then
+      -- nothing of it runs: its tenant does not pay
+      from.vtime = from.vtime - charge_of(from, entry[2]) / from.weight
+    end
   end
 end
 

@@ -267,6 +267,23 @@ def test_cancelled_jobs_beyond_one_look_are_passed(client: Client, consumer: Mak
     assert [jobs[-1].id] == [job.job_id for job in consumer().pull(max_jobs=1)]
 
 
+def test_a_cancelled_job_costs_its_tenant_nothing(client: Client, consumer: MakeConsumer) -> None:
+    """
+    Who takes most of its jobs back is served as much of the rest as others.
+    """
+    jobs = [a_job("abc", tenant="fickle") for _ in range(60)]
+    client.submit_many(jobs)
+    client.submit_many([a_job("abc", tenant="firm") for _ in range(40)])
+    for job in jobs[:40]:
+        client.cancel(job.id)
+    worker = consumer()
+    first = worker.pull(max_jobs=8)
+
+    served = [job.tenant for job in first + worker.pull(max_jobs=22)]
+
+    assert served.count("fickle") >= 10
+
+
 def test_an_expired_job_ends_at_delivery(client: Client, consumer: MakeConsumer) -> None:
     """
     A job whose deadline passed while it waited is not delivered; its result says so.
