@@ -31,6 +31,11 @@ def _hang() -> None:
         time.sleep(60)
 
 
+def _freeze() -> None:
+    # with the interpreter lock, which no other thread gets any more
+    ctypes.PyDLL(None).sleep(3600)
+
+
 def _oom() -> None:
     raise DeviceFull("poison: the device is out of memory")
 
@@ -44,6 +49,7 @@ DEATHS: dict[str, Callable[[], None]] = {
     "exit": _exit,
     "raise": _raise,
     "hang": _hang,
+    "freeze": _freeze,
     "oom": _oom,
     "cuda": _cuda,
 }

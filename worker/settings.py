@@ -105,7 +105,8 @@ class WorkerSettings(ClientSettings):
     fake_kv_tokens: int = Field(131072, ge=1, description="Size of the fake engine's KV cache, in tokens.")
 
     fake_poison: bool = Field(
-        False, description='The fake engine dies of prompts that say "poison:segv", exit, raise, hang, oom or cuda.'
+        False,
+        description='The fake engine dies of prompts with "poison:segv", exit, raise, hang, freeze, oom or cuda.',
     )
 
     # the process

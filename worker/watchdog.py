@@ -9,6 +9,9 @@ from collections.abc import Callable
 
 from worker import exits
 
+# what the timer outside of the interpreter waits at least beyond the time of a step
+TIMER_LATE_S = 5.0
+
 
 class Watchdog:
     """
@@ -43,6 +46,7 @@ class Watchdog:
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
 
     def start(self) -> None:
+        self._set_timer(self._timeout_s)
         self._thread.start()
 
     def stop(self) -> None:
@@ -54,7 +58,7 @@ class Watchdog:
         begun: float | None = None
         watched_s, looked = 0.0, time.monotonic()
         while not self._stopped.wait(self._poll_s):
-            faulthandler.dump_traceback_later(2 * self._timeout_s + self._grace_s, exit=True)
+            self._set_timer(self._timeout_s)
             now, since = time.monotonic(), self._busy_since()
             # a longer pause was one of the whole process
             passed_s = min(now - looked, 2 * self._poll_s)
@@ -65,7 +69,12 @@ class Watchdog:
                 return
 
     def _end(self) -> None:
+        self._set_timer(self._grace_s)
         faulthandler.dump_traceback(sys.__stderr__ or 2, all_threads=True)
         self._on_hang()
         self._stopped.wait(self._grace_s)
         self._leave(exits.HUNG)
+
+    def _set_timer(self, after_s: float) -> None:
+        # later than this thread would do it, also where it has to wait for its turn; the exit code is 1
+        faulthandler.dump_traceback_later(after_s + max(after_s, TIMER_LATE_S), exit=True)
