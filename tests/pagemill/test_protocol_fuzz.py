@@ -12,6 +12,7 @@ from pagemill.client import Client
 from pagemill.keys import QueueKeys
 from pagemill.messages import Checkpoint, Delivery
 from pagemill.obituary import report_death
+from pagemill.schema import LANES
 from tests.support.servers import BlockingConsumer, a_job, wait_for
 
 MakeConsumer = Callable[..., BlockingConsumer]
@@ -128,6 +129,9 @@ class Fleet:
         states = Counter(self.redis.hget(keys.job(job_id), "st") for job_id in self.accepted)
         counted = (sum(stats.queued.values()), stats.running, stats.suspects, stats.delayed)
         assert tuple(states[name] for name in (b"queued", b"running", b"suspect", b"delayed")) == counted
+        # the same tokens by tenant
+        by_tenant = {lane: self.redis.hvals(keys.waiting(lane)) for lane in LANES}
+        assert stats.queued_tokens == {lane: sum(map(int, tokens)) for lane, tokens in by_tenant.items()}
 
     def drain(self) -> None:
         """Work until every job has ended and every stream is empty."""
