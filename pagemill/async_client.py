@@ -100,10 +100,10 @@ class AsyncClient(AsyncBatchVerbs, AsyncShareVerbs):
     async def _submit_ready(self, ready: Sequence[Ready], patience: float) -> list[Accepted]:
         answers = await self._send(ready)
         while True:
-            places, retry_s = busy_places(answers)
-            if not places or time.monotonic() + retry_s > patience:
+            places, pause_s = busy_places(answers, patience)
+            if not places:
                 break
-            await asyncio.sleep(retry_s)
+            await asyncio.sleep(pause_s)
             for place, answer in zip(places, await self._send([ready[place] for place in places]), strict=True):
                 answers[place] = answer
         if any(submission.ref for _, submission in ready):

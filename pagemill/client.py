@@ -103,10 +103,10 @@ class Client(BatchVerbs, ShareVerbs):
     def _submit_ready(self, ready: Sequence[Ready], patience: float) -> list[Accepted]:
         answers = self._send(ready)
         while True:
-            places, retry_s = busy_places(answers)
-            if not places or time.monotonic() + retry_s > patience:
+            places, pause_s = busy_places(answers, patience)
+            if not places:
                 break
-            time.sleep(retry_s)
+            time.sleep(pause_s)
             for place, answer in zip(places, self._send([ready[place] for place in places]), strict=True):
                 answers[place] = answer
         discard_unused(ready, answers, self._store)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -126,10 +127,17 @@ def in_order(places: Iterable[Sequence[int]], answers: Iterable[Sequence[Answer]
     return [by_place[place] for place in range(len(by_place))]
 
 
-def busy_places(answers: Sequence[Answer]) -> tuple[list[int], float]:
-    """Which jobs were refused for now, and how long to wait before they are sent again."""
+def busy_places(answers: Sequence[Answer], patience: float) -> tuple[list[int], float]:
+    """
+    Which jobs to send again, and after how long; none where the time until `patience` is over.
+
+    What the queue says is an estimate: the last try comes when patience ends. A little later than
+    told, and not all producers at once.
+    """
     refused = [(place, answer.retry_after_s) for place, answer in enumerate(answers) if isinstance(answer, Busy)]
-    return [place for place, _ in refused], max((wait_s for _, wait_s in refused), default=0.0)
+    told_s = max((wait_s for _, wait_s in refused), default=0.0)
+    pause_s = min(told_s * random.uniform(1.0, 1.25), patience - time.monotonic())
+    return [place for place, _ in refused if pause_s > 0], pause_s
 
 
 def accepted_or_raise(answers: Sequence[Answer]) -> list[Accepted]:

@@ -1,5 +1,6 @@
 """Limits of tenants and lanes: who is refused, why, and for how long."""
 
+import threading
 import time
 from collections.abc import Callable
 
@@ -164,6 +165,20 @@ def test_the_wait_is_as_long_as_the_queue_needs(client: Client, consumer: MakeCo
     # the first refusal is told: 1,000 tokens are to go, and then 6,000
     assert 0.1 <= waits[0] <= max(0.1, 2 * 1_000 / tokens_s)
     assert 6_000 / tokens_s / 2 < waits[1] < 6_000 / tokens_s * 2
+
+
+def test_patience_ends_with_a_last_try(client: Client) -> None:
+    """
+    Who waits for less than it was told tries once more before it gives up.
+    """
+    client.set_lane_limit("standard", 10)
+    first = client.submit(a_job("abc", max_tokens=9)).job_id
+    threading.Timer(0.05, client.cancel, [first]).start()
+
+    # without a worker it is told a minute
+    assert "queued" == client.submit_many([a_job("abc", max_tokens=9)], wait_s=1.0)[0].state
+    with pytest.raises(Busy):
+        client.submit_many([a_job("abc", max_tokens=9)], wait_s=0.05)
 
 
 def test_a_batch_that_waits_is_let_in_bit_by_bit(client: Client, consumer: MakeConsumer) -> None:
