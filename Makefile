@@ -50,7 +50,7 @@ demo: $(VENV)/.run  ## summarise 24 documents with a real model, from nothing
 	@$(BIN)/python -m producers.demo $(DEMO_ARGS)
 
 test: $(VENV)/.dev $(VENV)/.servers  ## run all tests but the slow ones
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 3 --dist worksteal $(PYTEST_ARGS)
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels/interpreted $(PYTEST_ARGS)
 	$(BIN)/python -m pytest tests/kernels/compiled $(PYTEST_ARGS)
 

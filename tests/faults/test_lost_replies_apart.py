@@ -125,7 +125,7 @@ def test_raw_entries(proxy: TcpProxy, far_consumer: MakeConsumer, client: Client
     redis.xadd(raw, {"d": b"garbage"})
     worker = far_consumer()
     lose_replies_of(proxy, "take_raw", "adopt", "refuse_raw")
-    good, bad = worker.run(worker.consumer.raw.take())
+    good, bad = worker.run(worker.consumer.raw.take()).entries
     adoption = Adoption(good.entry_id, prepare(a_job("Why?", id=good.job_id)))
     [answer] = worker.run(worker.consumer.raw.adopt([adoption], 0))
     refusal = Refusal(bad.entry_id, bad.job_id, Failure(code="invalid_job", message="no JSON"))

@@ -175,7 +175,7 @@ def test_verdicts_come_with_the_renewal(client: Client, consumer: MakeConsumer) 
     Cancels and passed deadlines reach the worker that runs the job.
     """
     cancelled = client.submit(a_job("one")).job_id
-    expired = client.submit(a_job("two", timeout_s=0.05)).job_id
+    expired = client.submit(a_job("two", timeout_s=0.5)).job_id
     worker = consumer()
     held = worker.pull()
     client.cancel(cancelled)
