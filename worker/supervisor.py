@@ -68,8 +68,10 @@ class Wakeups:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # the handlers stay: a signal that comes late must not kill us on the way out
         signal.set_wakeup_fd(-1)
+        # a signal that comes late must not kill us on the way out, where the interpreter takes its handlers away
+        for number in STOP_SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
         os.close(self._reader)
         os.close(self._writer)
 

@@ -1,7 +1,10 @@
 """When a supervisor starts its worker again, with workers and a clock that a test pretends."""
 
 import signal
+import subprocess
+import sys
 from collections.abc import Sequence
+from textwrap import dedent
 from typing import Any
 
 import pytest
@@ -9,6 +12,7 @@ from redis import Redis
 
 from pagemill.errors import QueueUnavailable
 from pagemill.obituary import DeathReport
+from tests.support.services import CHECKOUT
 from worker import exits, obituaries
 from worker.lifeline import DRAINED, HURRY_SIGNAL, SERVING
 from worker.obituaries import Obituaries
@@ -221,3 +225,25 @@ def test_a_worker_that_is_stopped_while_it_starts_has_drained(play: Any) -> None
 
     assert 0 == play(scene)
     assert [] == scene.reports
+
+
+def test_a_late_signal_does_not_kill_a_supervisor_on_its_way_out() -> None:
+    """
+    The interpreter gives signals back to the system before it ends: those that stop are ignored by then.
+    """
+    program = dedent("""
+        import os, signal
+        from worker.supervisor import Wakeups
+
+        class Late:
+            def __del__(self, kill=os.kill, pid=os.getpid(), number=signal.SIGTERM):
+                kill(pid, number)
+
+        with Wakeups():
+            pass
+        late = Late()
+    """)
+
+    ended = subprocess.run([sys.executable, "-c", program], cwd=CHECKOUT, timeout=60, check=False)
+
+    assert 0 == ended.returncode
