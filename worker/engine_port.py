@@ -1,9 +1,17 @@
-"""What the worker needs of an engine: the real one and the fake one fit."""
+"""What the worker needs of an engine, and of whatever runs one: a thread of this process, or another process."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, Self, TypeVar
 
-from engine.request import Capacity, Progress, Request, RequestOutput, StepOutputs, TokenIds
+from engine.errors import EngineError, RequestError
+from engine.request import Capacity, Progress, Request, RequestOutput, StepOutputs, TextDelta, TokenIds
+
+T = TypeVar("T")
+
+
+class EngineGone(EngineError):
+    """Raised when the engine has ended and cannot answer."""
 
 
 class Tokenizer(Protocol):
@@ -91,3 +99,112 @@ class Engine(Protocol):
     def progress(self, known: Mapping[str, Sequence[int]]) -> dict[str, list[Progress]]: ...
 
     def num_started(self, request_id: str) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """What does not change of an engine."""
+
+    model_name: str
+    fingerprint: str
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    kv_tokens: int
+
+    @classmethod
+    def of(cls, engine: Engine) -> Self:
+        return cls(
+            model_name=engine.model_name,
+            fingerprint=engine.fingerprint,
+            max_model_len=engine.max_model_len,
+            max_num_seqs=engine.max_num_seqs,
+            max_num_batched_tokens=engine.max_num_batched_tokens,
+            kv_tokens=engine.kv_tokens,
+        )
+
+
+@dataclass(slots=True)
+class Turn:
+    """What the engine took and gave since the turn before."""
+
+    added: list[str] = field(default_factory=list)
+    rejected: list[tuple[str, RequestError]] = field(default_factory=list)
+    finished: list[RequestOutput] = field(default_factory=list)
+    deltas: list[TextDelta] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.added or self.rejected or self.finished or self.deltas)
+
+
+class EngineDoor(Protocol):
+    """
+    The way to an engine that runs elsewhere; all is called on the event loop, the callbacks too.
+
+    After `on_crash` the engine is over: its state is not to be trusted, nothing else is delivered.
+    """
+
+    @property
+    def facts(self) -> EngineFacts: ...
+
+    @property
+    def capacity(self) -> Capacity:
+        """What the engine could take, as it last said; so are its stats."""
+        ...
+
+    @property
+    def stats(self) -> EngineStats: ...
+
+    @property
+    def alive(self) -> bool: ...
+
+    @property
+    def step_age_s(self) -> float:
+        """For how long the engine has been at what it does now; 0 while it idles."""
+        ...
+
+    def start(self, *, on_turns: Callable[[list[Turn]], None], on_crash: Callable[[BaseException], None]) -> None:
+        """
+        Deliver to the running event loop from now on.
+
+        Args:
+            on_turns: Takes what came out, oldest first; and nothing, where there may be room for more.
+            on_crash: Takes what has ended the engine.
+        """
+        ...
+
+    def add(self, requests: Iterable[Request]) -> None:
+        """Queue requests; a later turn names each as added or rejected."""
+        ...
+
+    async def abort(self, request_ids: Iterable[str], *, unstarted_only: bool = False) -> dict[str, RequestOutput]:
+        """
+        Take requests out of the engine, between two steps; what each has, of those that were in it.
+
+        Args:
+            unstarted_only: Leave those in it of which something has been computed.
+
+        Raises:
+            EngineGone: as `call`.
+        """
+        ...
+
+    async def call(self, command: Callable[[Engine], T]) -> T:
+        """
+        Run `command` on the engine between two steps and return what it returns.
+
+        Args:
+            command: What pickle takes: a function of a module, or a partial of one.
+
+        Raises:
+            EngineGone: the engine has ended before it could answer.
+        """
+        ...
+
+    async def stop(self) -> None:
+        """Let the step that runs end, then end the engine."""
+        ...
+
+    async def kill(self) -> None:
+        """End the engine at once, where that can be done: a thread ends with its process alone."""
+        ...

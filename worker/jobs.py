@@ -15,7 +15,7 @@ from engine.request import Request, RequestOutput
 from pagemill.messages import DeathCause, Delivery
 from pagemill.schema import LANES, Failure, FailureCode, ResultStatus
 from worker.checkpoints import Saved
-from worker.engine_thread import EngineThread, Turn
+from worker.engine_port import EngineDoor, Turn
 from worker.intake import Accepted, Deferred, Intake, Prepared, Refused
 from worker.leases import Held, Leases
 from worker.puller import Transit
@@ -49,7 +49,7 @@ class Jobs:
         leases: Leases,
         intake: Intake,
         pool: ThreadPoolExecutor,
-        engine: EngineThread,
+        engine: EngineDoor,
         sink: Sink,
         streams: TokenStreams,
         max_attempts: int,

@@ -6,15 +6,16 @@ jobs are lost, cancelled or past their deadline.
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
-from engine.request import Request
+from engine.request import Progress, Request
 from pagemill.consumer import Consumer
 from pagemill.messages import Checkpoint, Delivery, Renewal
 from pagemill.schema import Job, ResultStatus
 from worker.checkpoints import Saved
-from worker.engine_thread import EngineThread
+from worker.engine_port import Engine, EngineDoor
 from worker.intake import Intake
 
 RENEWALS_PER_LEASE = 3
@@ -63,7 +64,7 @@ class Leases:
     def __init__(
         self,
         consumer: Consumer,
-        engine: EngineThread,
+        engine: EngineDoor,
         intake: Intake,
         *,
         lease_s: float,
@@ -141,7 +142,7 @@ class Leases:
             for job_id, held in self._held.items()
             if held.in_engine and not held.settled and not held.saved.full and held.since <= oldest
         }
-        progress = await self._engine.call(lambda engine: engine.progress(known)) if known else {}
+        progress = await self._engine.call(partial(_progress, known=known)) if known else {}
         for job_id, answers in progress.items():
             held = self._held.get(job_id)
             # another renewal may have saved it while we asked
@@ -153,3 +154,8 @@ class Leases:
             for job_id, held in self._held.items()
             if held.saved.unsaved and not held.settled
         }
+
+
+def _progress(engine: Engine, known: Mapping[str, Sequence[int]]) -> dict[str, list[Progress]]:
+    # by name, as it may have to travel to another process
+    return engine.progress(known)

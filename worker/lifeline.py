@@ -22,6 +22,8 @@ HURRY_SIGNAL = signal.SIGUSR2
 SERVING = "serving"
 DRAINED = "drained"
 FAILED = "failed "
+# the engine's process ended, and this is how: its exit code, or a signal's number below 0
+ENGINE_ENDED = "engine ended "
 
 # what a process says of its failure; a pipe holds more than that without a reader
 MAX_NOTE_BYTES = 1000
@@ -32,6 +34,15 @@ _PR_SET_PDEATHSIG = 1
 def new_worker_id() -> str:
     """Of this host, and new each time: the id is what fences one incarnation off from the next."""
     return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+
+
+def end_with(parent: int, number: signal.Signals) -> None:
+    """Have Linux send us a signal when our parent dies; end where it is dead already."""
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
+    # it may have died before the call
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +80,7 @@ class Lifeline:
         we would stay.
         """
         os.set_inheritable(self.pipe, False)
-        if sys.platform.startswith("linux"):
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        # it may have died before the call
-        if self.orphaned:
-            os._exit(1)
+        end_with(self.supervisor, signal.SIGTERM)
 
     def tell(self, note: str) -> None:
         """Send a note; one that nobody takes any more is dropped."""

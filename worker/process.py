@@ -1,7 +1,7 @@
 """
 The worker process: builds the parts, serves until told to stop.
 
-The only place that builds things.
+The only place that builds things; the engine is built in its own process, as this one plans it.
 """
 
 import asyncio
@@ -23,25 +23,23 @@ from pagemill.consumer import Consumer
 from pagemill.errors import PagemillError, QueueUnavailable, SettingsError
 from pagemill.object_store import ObjectStore, open_store
 from worker import exits
-from worker.engine_port import Engine, Tokenizer
-from worker.fake_engine import FakeEngine
+from worker.engine_build import EnginePlan, FakeConfig, load_tokenizer
+from worker.engine_port import EngineDoor, EngineFacts, Tokenizer
+from worker.engine_process import EngineEnded, EngineProcess, StepHung
+from worker.engine_wire import Assignment
 from worker.health import health_endpoint
 from worker.heartbeat import Heartbeat
 from worker.intake import Intake
-from worker.lifeline import DRAINED, FAILED, SERVING, Lifeline, new_worker_id
+from worker.lifeline import DRAINED, ENGINE_ENDED, FAILED, SERVING, Lifeline, new_worker_id
+from worker.models import resolve_model
 from worker.puller import LookAhead, default_look_ahead
 from worker.results import ResultMaker
-from worker.self_test import self_test
-from worker.service import Service, ServiceOptions, StepHung
+from worker.service import Service, ServiceOptions
 from worker.settings import WorkerSettings
 from worker.signals import heed_signals, ignore_signals
-from worker.watchdog import Watchdog
 from worker.webhooks import Webhooks, read_secret
 
 log = structlog.get_logger("worker")
-
-# the engine's thread must not wait long for the interpreter lock while others hold it
-SWITCH_INTERVAL_S = 0.0005
 
 
 def run(settings: WorkerSettings) -> int:
@@ -51,9 +49,6 @@ def run(settings: WorkerSettings) -> int:
         lifeline.hold()
     # what a library does to us shows on standard error
     faulthandler.enable()
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
-    # read when torch is imported: threads that spin while they wait take the cores from all others
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         return asyncio.run(serve(settings, lifeline))
     except SettingsError as error:
@@ -62,6 +57,13 @@ def run(settings: WorkerSettings) -> int:
         return _explain(error, exits.STARTUP if lifeline is None else exits.AWAY)
     except (PagemillError, StartupError) as error:
         return _explain(error, exits.STARTUP)
+    except EngineEnded as error:
+        # with an exception of its loading, which it has shown; else it was ended, and may come up the next time
+        if error.code == exits.STARTUP:
+            return _explain(error, exits.STARTUP)
+        if lifeline is not None:
+            lifeline.tell(f"{ENGINE_ENDED}{error.code}")
+        return _explain(error, exits.FAILED)
     except KeyboardInterrupt:
         return exits.STARTUP
 
@@ -84,14 +86,14 @@ async def serve(settings: WorkerSettings, lifeline: Lifeline | None) -> int:
         await _check_server(consumer, allow_unsafe=settings.allow_unsafe_redis)
         started: list[Service] = []
         async with _health(settings, started):
-            engine, tokenizer = await asyncio.to_thread(_ready_engine, settings)
+            engine, tokenizer = await _start_engine(settings, lifeline)
             # what is there now stays: the collector need not walk a million objects of libraries between two steps
             gc.collect()
             gc.freeze()
             webhooks = Webhooks(consumer, secret=secret, allow_private=settings.allow_private_webhooks)
             service = build_service(settings, consumer, store, webhooks, engine, tokenizer)
             started.append(service)
-            return await _run(service, lifeline, step_timeout_s=settings.step_timeout_s)
+            return await _run(service, lifeline)
     finally:
         await redis.aclose()
 
@@ -106,15 +108,8 @@ async def _check_server(consumer: Consumer, *, allow_unsafe: bool) -> None:
         log.warning("server.warning", message=warning)
 
 
-async def _run(service: Service, lifeline: Lifeline | None, *, step_timeout_s: float) -> int:
-    loop = asyncio.get_running_loop()
+async def _run(service: Service, lifeline: Lifeline | None) -> int:
     heed_signals(service, lifeline)
-    watchdog = Watchdog(
-        lambda: service.busy_since,
-        lambda: loop.call_soon_threadsafe(service.fail_hung),
-        timeout_s=step_timeout_s,
-    )
-    watchdog.start()
     if lifeline is not None:
         lifeline.tell(SERVING)
     try:
@@ -125,35 +120,55 @@ async def _run(service: Service, lifeline: Lifeline | None, *, step_timeout_s: f
         _end_failed(error, lifeline)
     finally:
         ignore_signals()
-        watchdog.stop()
     if lifeline is not None:
         lifeline.tell(DRAINED)
     return exits.DRAINED
 
 
 def _end_failed(error: Exception, lifeline: Lifeline | None) -> NoReturn:
-    """Leave at once: a device that is lost, or a thread that hangs, may keep an orderly end from coming."""
-    if lifeline is not None:
+    """Leave at once: a thread that hangs may keep an orderly end from coming."""
+    if lifeline is not None and isinstance(error, EngineEnded):
+        # the supervisor finds out whether a job has done it
+        lifeline.tell(f"{ENGINE_ENDED}{error.code}")
+    elif lifeline is not None:
         lifeline.tell(f"{FAILED}{type(error).__name__}: {error}")
     codes: dict[type[Exception], int] = {StepHung: exits.HUNG, DeviceLost: exits.DEVICE_LOST}
     sys.stderr.flush()
     os._exit(codes.get(type(error), exits.FAILED))
 
 
-def _ready_engine(settings: WorkerSettings) -> tuple[Engine, Tokenizer]:
-    engine, tokenizer = build_engine(settings)
-    self_test(engine, tokenizer)
-    return engine, tokenizer
-
-
-def build_engine(settings: WorkerSettings) -> tuple[Engine, Tokenizer]:
+async def _start_engine(settings: WorkerSettings, lifeline: Lifeline | None) -> tuple[EngineDoor, Tokenizer]:
     """
     Raises:
         StartupError: the device cannot be used, or the model is not there or does not fit.
+        EngineEnded: the engine's process has died of it.
+    """
+    # a .gguf file is converted first, which takes a while
+    plan = await asyncio.to_thread(plan_engine, settings)
+    assignment = Assignment(plan, settings.step_timeout_s, settings.log_format, settings.log_level)
+    # beside the engine, which has one too
+    loading = asyncio.create_task(asyncio.to_thread(load_tokenizer, plan))
+    try:
+        # the supervisor waits for both of us to let go of its pipe, and so of the device
+        engine = await EngineProcess.launch(assignment, inherited=[] if lifeline is None else [lifeline.pipe])
+    except BaseException:
+        # what the engine says comes first
+        await asyncio.wait([loading])
+        loading.exception()
+        raise
+    return engine, await loading
+
+
+def plan_engine(settings: WorkerSettings) -> EnginePlan:
+    """
+    What the engine's process is told to build.
+
+    Raises:
+        ModelNotFound: no model is set, or it is not there.
     """
     if settings.engine == "fake":
         usual = USUAL_LIMITS["cpu"]
-        fake = FakeEngine(
+        return FakeConfig(
             model_name=settings.served_model_name or "fake",
             max_num_seqs=settings.max_num_seqs or usual.max_num_seqs,
             max_num_batched_tokens=settings.max_num_batched_tokens or usual.max_num_batched_tokens,
@@ -162,18 +177,9 @@ def build_engine(settings: WorkerSettings) -> tuple[Engine, Tokenizer]:
             tokens_per_s=settings.fake_tokens_per_s,
             poison=settings.fake_poison,
         )
-        return fake, fake.tokenizer
-
-    # torch takes seconds to import, and the fake engine does not need it
-    from engine.load import load_engine
-    from worker.models import resolve_model
-
     if settings.model is None:
         raise ModelNotFound("no model is set: give --model a folder, a .gguf file or a name of `pagemill models list`")
-    engine = load_engine(_engine_config(settings, resolve_model(settings.model)))
-    if engine.tokenizer is None:
-        raise ModelNotFound(f"{settings.model} has no tokenizer.json: the worker cannot read text without it")
-    return engine, engine.tokenizer
+    return _engine_config(settings, resolve_model(settings.model))
 
 
 def build_service(
@@ -181,19 +187,20 @@ def build_service(
     consumer: Consumer,
     store: ObjectStore | None,
     webhooks: Webhooks,
-    engine: Engine,
+    engine: EngineDoor,
     tokenizer: Tokenizer,
 ) -> Service:
-    model, *aliases = served_names(settings, engine.model_name)
-    look_ahead = _look_ahead(settings, engine)
+    facts = engine.facts
+    model, *aliases = served_names(settings, facts.model_name)
+    look_ahead = _look_ahead(settings, facts)
     log.info(
         "engine.ready",
         model=model,
         aliases=aliases,
-        kv_cache_tokens=engine.kv_tokens,
-        max_model_len=engine.max_model_len,
-        concurrency_at_max_model_len=round(engine.kv_tokens / engine.max_model_len, 1),
-        max_num_seqs=engine.max_num_seqs,
+        kv_cache_tokens=facts.kv_tokens,
+        max_model_len=facts.max_model_len,
+        concurrency_at_max_model_len=round(facts.kv_tokens / facts.max_model_len, 1),
+        max_num_seqs=facts.max_num_seqs,
         look_ahead_jobs=look_ahead.jobs,
         queue=settings.queue,
         worker=consumer.worker_id,
@@ -204,8 +211,8 @@ def build_service(
         intake=Intake(
             tokenizer=tokenizer,
             models=frozenset({model, *aliases}),
-            max_model_len=engine.max_model_len,
-            fingerprint=engine.fingerprint,
+            max_model_len=facts.max_model_len,
+            fingerprint=facts.fingerprint,
             store=store,
             shared_tenants=settings.shared_tenants,
         ),
@@ -213,7 +220,7 @@ def build_service(
         store=store,
         webhooks=webhooks,
         heartbeat=Heartbeat(
-            {"model": model, "max_model_len": engine.max_model_len, "engine": settings.engine}, engine.stats()
+            {"model": model, "max_model_len": facts.max_model_len, "engine": settings.engine}, engine.stats
         ),
         options=_service_options(settings, look_ahead, tuple(aliases)),
     )
@@ -251,11 +258,11 @@ def served_names(settings: WorkerSettings, folder_name: str) -> list[str]:
     return [given] if given == folder_name else [given, folder_name]
 
 
-def _look_ahead(settings: WorkerSettings, engine: Engine) -> LookAhead:
+def _look_ahead(settings: WorkerSettings, facts: EngineFacts) -> LookAhead:
     usual = default_look_ahead(
-        max_num_seqs=engine.max_num_seqs,
-        max_num_batched_tokens=engine.max_num_batched_tokens,
-        max_model_len=engine.max_model_len,
+        max_num_seqs=facts.max_num_seqs,
+        max_num_batched_tokens=facts.max_num_batched_tokens,
+        max_model_len=facts.max_model_len,
     )
     if settings.look_ahead_jobs is None:
         return usual

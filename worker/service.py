@@ -1,9 +1,9 @@
 """
 The worker's loops, and its end, told in order.
 
-Everything runs on one event loop; the engine has its own thread, the intake a pool. Each job is
-in the table of leases from its pull to its result, and leaves it in one of three ways: finished,
-handed back, or lost to another worker.
+Everything runs on one event loop; the engine has its own process, the intake a pool of threads. Each
+job is in the table of leases from its pull to its result, and leaves it in one of three ways:
+finished, handed back, or lost to another worker.
 """
 
 import asyncio
@@ -16,14 +16,12 @@ from typing import Any
 
 import structlog
 
-from engine.errors import EngineError
 from pagemill.consumer import Consumer
 from pagemill.errors import QueueUnavailable, UnsafeServer
 from pagemill.messages import Outcome
 from pagemill.object_store import ObjectStore
 from worker.doorbell import Doorbell
-from worker.engine_port import Engine
-from worker.engine_thread import EngineGone, EngineThread, Turn
+from worker.engine_port import EngineDoor, EngineGone, Turn
 from worker.heartbeat import Heartbeat
 from worker.intake import Intake
 from worker.isolation import Isolation
@@ -80,10 +78,6 @@ class ServiceOptions:
     max_queued_tokens: int = 0
 
 
-class StepHung(EngineError):
-    """Raised when a step of the engine does not end."""
-
-
 class Service:
     """
     Serves a queue with one engine until it is told to stop.
@@ -96,7 +90,7 @@ class Service:
         self,
         *,
         consumer: Consumer,
-        engine: Engine,
+        engine: EngineDoor,
         intake: Intake,
         results: ResultMaker,
         store: ObjectStore | None,
@@ -107,7 +101,7 @@ class Service:
         self.num_done = 0
         self._consumer, self._store, self._webhooks, self._options = consumer, store, webhooks, options
         self._heartbeat = heartbeat
-        self._engine = EngineThread(engine, on_turns=self._on_turns, on_crash=self._fail)
+        self._engine = engine
         self._leases = Leases(consumer, self._engine, intake, lease_s=options.lease_s)
         self._sink = Sink(
             consumer, store, results, inline_bytes=options.inline_result_bytes, on_settled=self._on_settled
@@ -150,11 +144,6 @@ class Service:
     def ready(self) -> bool:
         return self._engine.alive and not self._stopping.is_set()
 
-    @property
-    def busy_since(self) -> float | None:
-        """When the engine began what it does now, by its own clock; None while it idles."""
-        return self._engine.busy_since
-
     def stop(self) -> None:
         """Begin to drain; a second call skips the waiting."""
         if self._stopping.is_set():
@@ -173,11 +162,6 @@ class Service:
         self._hurry.set()
         self.drain()
 
-    def fail_hung(self) -> None:
-        """End, as the engine hangs in a step."""
-        self._engine.give_up()
-        self._fail(StepHung(f"a step of the engine has been running for {self._engine.step_age_s:.0f} s"))
-
     async def run(self) -> None:
         """
         Work until stopped, then drain.
@@ -187,7 +171,7 @@ class Service:
         """
         # a callback that fails leaves a job in mid-air: as fatal as a loop that fails
         asyncio.get_running_loop().set_exception_handler(self._on_loop_error)
-        self._engine.start()
+        self._engine.start(on_turns=self._on_turns, on_crash=self._fail)
         log.info("worker.started", lease_s=self._options.lease_s)
         pulling = self._start(self._pull())
         for loop in (
@@ -284,6 +268,8 @@ class Service:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FLUSH_S):
                 await self._sink.close()
+        # whoever starts next wants its device
+        await self._engine.kill()
         if self._crash and self._options.supervised:
             return
         with contextlib.suppress(QueueUnavailable):

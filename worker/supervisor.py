@@ -29,6 +29,9 @@ log = structlog.get_logger(__name__)
 
 # how long the queue is tried before the worker is started again, or we end
 REPORT_S = 5.0
+# how long the rest of a worker that died is waited for: it may still hold the device
+REMAINS_S = 15.0
+REMAINS_POLL_S = 0.02
 # a worker that lived for so long came up well: its next end is the first again
 GOOD_LIFE_S = 300.0
 
@@ -113,9 +116,20 @@ class Child:
         text = b""
         with contextlib.suppress(BlockingIOError):
             text = os.read(self._notes, 65536)
-        os.close(self._notes)
         notes = text.decode(errors="replace").splitlines()
         return code, judge(code, notes, oom_killed=num_oom_kills() > self._oom_kills)
+
+    @property
+    def gone(self) -> bool:
+        """Whether its engine's process is gone too, once the worker has ended: it may be a while about it."""
+        try:
+            return not os.read(self._notes, 65536)
+        except BlockingIOError:
+            return False
+
+    def close(self) -> None:
+        """Ask nothing of it any more."""
+        os.close(self._notes)
 
 
 class Supervisor:
@@ -167,7 +181,7 @@ class Supervisor:
                 return self._leave(exits.FAILED if end.served else exits.DRAINED)
             if self._clock() - started >= GOOD_LIFE_S or self._obituaries.num_blamed > num_blamed:
                 self._pause_s = self._restart_s
-            if not self._pause():
+            if not self._pause(child):
                 return self._leave(exits.DRAINED)
 
     def _watch(self, child: Child) -> tuple[int, End]:
@@ -193,14 +207,18 @@ class Supervisor:
         while not self._obituaries.tell() and (left := until - self._clock()) > 0:
             self._count_stops(self._wait(left))
 
-    def _pause(self) -> bool:
-        """Let some time pass before the next start; False when told to stop."""
+    def _pause(self, child: Child) -> bool:
+        """Let some time pass before the next start, and all of a child be gone; False when told to stop."""
         log.info("supervisor.restart", pause_s=self._pause_s)
         until = self._clock() + self._pause_s
         self._pause_s = min(self._max_restart_s, 2 * self._pause_s)
         while not self._num_stops and (left := until - self._clock()) > 0:
             self._count_stops(self._wait(left))
             self._obituaries.tell()
+        given_up_at = self._clock() + REMAINS_S
+        while not self._num_stops and not child.gone and self._clock() < given_up_at:
+            self._count_stops(self._wait(REMAINS_POLL_S))
+        child.close()
         return not self._num_stops
 
     def _leave(self, code: int) -> int:

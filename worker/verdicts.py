@@ -2,7 +2,7 @@
 
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -49,14 +49,26 @@ def judge(code: int, notes: Sequence[str], *, oom_killed: bool) -> End:
     # what came before counts: a process may well stumble on its way out
     if lifeline.DRAINED in notes:
         return End("drained", "it was told to end", served)
-    failure = next((note.removeprefix(lifeline.FAILED) for note in notes if note.startswith(lifeline.FAILED)), None)
-    if failure is not None:
+    if (failure := _said(notes, lifeline.FAILED)) is not None:
         return End("crash", f"{CODES.get(code, CODES[exits.FAILED])}: {failure}", served)
+    if (engine_code := _said(notes, lifeline.ENGINE_ENDED)) is not None:
+        return _judge_engine(int(engine_code), served=served, oom_killed=oom_killed)
     if code < 0:
         return _judge_signal(-code, served=served, oom_killed=oom_killed)
     if served:
         return End("crash", CODES.get(code, f"it ended by itself with exit code {code}"), served)
     return _judge_start(code)
+
+
+def _said(notes: Sequence[str], kind: str) -> str | None:
+    return next((note.removeprefix(kind) for note in notes if note.startswith(kind)), None)
+
+
+def _judge_engine(code: int, *, served: bool, oom_killed: bool) -> End:
+    if code >= 0:
+        return End("crash", f"the engine's process ended by itself with exit code {code}", served)
+    end = _judge_signal(-code, served=served, oom_killed=oom_killed)
+    return replace(end, why=f"the engine's process was {end.why}")
 
 
 def _judge_start(code: int) -> End:

@@ -17,29 +17,24 @@ class Watchdog:
     """
     Watches how long the engine is at one thing, on a thread of its own.
 
-    Time in which the whole process was stopped does not count. Should the interpreter lock be what
-    hangs, this thread cannot run either; a timer outside of the interpreter then does the same.
+    It runs in the engine's process; the worker hands the jobs back. Time in which the whole process was
+    stopped does not count. Should the interpreter lock be what hangs, this thread cannot run either; a timer
+    outside of the interpreter then does the same.
 
     Args:
         busy_since: When the engine began what it does now, by any clock; None while it idles.
-        on_hang: Called from the thread when the time is over, and all stacks are on standard error.
-        grace_s: How long the process may go on after that, to hand jobs back.
         leave: Ends the process; tests pass their own.
     """
 
     def __init__(
         self,
         busy_since: Callable[[], float | None],
-        on_hang: Callable[[], object],
         *,
         timeout_s: float,
-        grace_s: float = 15.0,
         leave: Callable[[int], object] = os._exit,
     ) -> None:
         self._busy_since = busy_since
-        self._on_hang = on_hang
         self._timeout_s = timeout_s
-        self._grace_s = grace_s
         self._leave = leave
         self._poll_s = min(1.0, timeout_s / 4)
         self._stopped = threading.Event()
@@ -65,15 +60,9 @@ class Watchdog:
             watched_s = watched_s + passed_s if since is not None and since == begun else 0.0
             begun, looked = since, now
             if watched_s > self._timeout_s:
-                self._end()
+                faulthandler.dump_traceback(sys.__stderr__ or 2, all_threads=True)
+                self._leave(exits.HUNG)
                 return
-
-    def _end(self) -> None:
-        self._set_timer(self._grace_s)
-        faulthandler.dump_traceback(sys.__stderr__ or 2, all_threads=True)
-        self._on_hang()
-        self._stopped.wait(self._grace_s)
-        self._leave(exits.HUNG)
 
     def _set_timer(self, after_s: float) -> None:
         # later than this thread would do it, also where it has to wait for its turn; the exit code is 1

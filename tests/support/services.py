@@ -19,6 +19,7 @@ from pagemill.object_store import ObjectStore
 from pagemill.versions import SCHEMA_VERSION
 from tests.support.servers import wait_for
 from worker.engine_port import Engine
+from worker.engine_thread import EngineThread
 from worker.fake_engine import ByteTokenizer, FakeEngine
 from worker.heartbeat import Heartbeat
 from worker.intake import Intake
@@ -90,7 +91,7 @@ class RunningService:
         engine = self.engine
         self.service = Service(
             consumer=consumer,
-            engine=engine,
+            engine=EngineThread(engine),
             intake=Intake(
                 tokenizer=tokenizer,
                 models=frozenset({engine.model_name}),

@@ -10,7 +10,8 @@ import pytest
 
 from engine.request import Request, RequestOutput, StepOutputs
 from engine.sampling_params import SamplingParams
-from worker.engine_thread import EngineGone, EngineThread, Turn
+from worker.engine_port import EngineGone, Turn
+from worker.engine_thread import EngineThread
 from worker.fake_engine import ByteTokenizer, FakeEngine
 
 
@@ -25,7 +26,10 @@ class Recorder:
         self.turns: list[Turn] = []
         self.crash: BaseException | None = None
         self.threads: set[int] = set()
-        self.thread = EngineThread(engine, on_turns=self._on_turns, on_crash=self._on_crash, **options)
+        self.thread = EngineThread(engine, **options)
+
+    def start(self) -> None:
+        self.thread.start(on_turns=self._on_turns, on_crash=self._on_crash)
 
     def _on_turns(self, turns: list[Turn]) -> None:
         self.threads.add(threading.get_ident())
@@ -49,7 +53,7 @@ def play(engine: FakeEngine, story: Callable[[Recorder], Awaitable[None]], **opt
 
     async def run() -> Recorder:
         recorder = Recorder(engine, **options)
-        recorder.thread.start()
+        recorder.start()
         await story(recorder)
         await recorder.thread.stop()
         return recorder

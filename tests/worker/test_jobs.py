@@ -12,7 +12,7 @@ from engine.request import Completion, FinishReason, Request, RequestOutput, Tok
 from pagemill.messages import DeathCause, Delivery
 from pagemill.schema import Job, Options
 from tests.support.deliveries import delivery
-from worker.engine_thread import Turn
+from worker.engine_port import Turn
 from worker.fake_engine import ByteTokenizer, FakeEngine
 from worker.intake import Deferred, Intake, Prepared
 from worker.jobs import LAPSES_PER_ATTEMPT, Jobs

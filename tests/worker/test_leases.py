@@ -52,7 +52,7 @@ def renewals(consumer: ScriptedConsumer, *, times: int, now: float, steps: int =
     async def run() -> list[Renewal]:
         engine = FakeEngine(tokens_per_s=1.0, sleep=lambda _: None)
         clock = [0.0]
-        thread = EngineThread(engine, on_turns=lambda _: None, on_crash=lambda _: None)
+        thread = EngineThread(engine)
         leases = Leases(consumer, thread, intake(), lease_s=3.0, clock=lambda: clock[0])  # type: ignore[arg-type]
         hold_running(leases, engine, **options)
         # an engine that stands still between the renewals: its thread only answers
@@ -179,7 +179,7 @@ def test_a_job_that_comes_back_to_us_goes_on_under_its_new_entry() -> None:
     """
     A job that we lost while we slept and pulled again is not new: its entry is replaced.
     """
-    engine = EngineThread(FakeEngine(), on_turns=lambda _: None, on_crash=lambda _: None)
+    engine = EngineThread(FakeEngine())
     leases = Leases(ScriptedConsumer(), engine, intake(), lease_s=3.0)  # type: ignore[arg-type]
     first = delivery()
     second = replace(first, entry_id="2-2")
