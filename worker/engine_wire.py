@@ -123,7 +123,7 @@ def _by_fields(kind: type[Any]) -> Callable[[Any], tuple[Callable[..., Any], tup
 
 
 # of these there are many, and their fields take half the time of what pickle does with slots
-_PICKLED_BY_FIELDS = (Request, RequestOutput, Completion, TextDelta, Progress, Capacity, Freeable, Turn, Report, Answer)
+_PICKLED_BY_FIELDS = (RequestOutput, Completion, TextDelta, Progress, Capacity, Freeable, Turn, Report, Answer)
 _REDUCERS: Mapping[type[Any], Any] = {kind: _by_fields(kind) for kind in _PICKLED_BY_FIELDS}
 
 

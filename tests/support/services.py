@@ -151,6 +151,11 @@ class WorkerProcess:
         return started[-1] if started else self.process.pid
 
     @property
+    def engine_pid(self) -> int:
+        """The process of that one's engine."""
+        return int(Path(f"/proc/{self.worker_pid}/task/{self.worker_pid}/children").read_text())
+
+    @property
     def worker_id(self) -> str:
         """Of the process that does the work, or did it last."""
         return str([entry["worker"] for entry in self.events() if entry["event"] == "supervisor.started"][-1])

@@ -16,6 +16,7 @@ from tests.support.servers import wait_for
 from tests.support.services import RunningService, WorkerProcess, worker_process
 from worker.fake_engine import FakeEngine
 from worker.poison import DEATHS
+from worker.supervisor import Child
 
 # leases that no test lives to see the end of: what comes back sooner was handed back
 FAKE = ("--engine", "fake", "--lease-s", "60", "--restart-s", "0.05", "--max-restart-s", "0.2")
@@ -94,6 +95,7 @@ def test_a_worker_that_is_killed_from_outside_gives_its_jobs_back_at_once(
     with worker_process(tmp_path / "log", *at(*FAKE, "--fake-tokens-per-s", "50")) as worker:
         (job_id,) = submit(client, "long", max_tokens=4000)
         wait_for(lambda: client.status(job_id).state == "running")
+        engine = worker.engine_pid
         with RunningService(server_url, queue, engine=FakeEngine(tokens_per_s=50)) as peer:
             worker.send_worker(signal.SIGKILL)
             wait_for(lambda: client.status(job_id).worker == peer.worker_id)
@@ -106,7 +108,38 @@ def test_a_worker_that_is_killed_from_outside_gives_its_jobs_back_at_once(
     assert elsewhere_s < 1.0
     assert ("running", 1) == (status.state, status.attempt)
     assert ["ended from outside by SIGKILL"] == deaths(worker)
+    assert not alive(engine)
     assert 0 == client.stats().totals.get("suspected", 0)
+
+
+def test_an_engine_that_is_killed_from_outside_takes_its_worker_along(
+    at: Flags, client: Client, tmp_path: Path
+) -> None:
+    """
+    That says as little of the jobs: they are no suspects, and the next worker answers them.
+    """
+    with worker_process(tmp_path / "log", *at(*FAKE, "--fake-tokens-per-s", "200")) as worker:
+        (job_id,) = submit(client, "long", max_tokens=600)
+        wait_for(lambda: client.status(job_id).state == "running")
+        os.kill(worker.engine_pid, signal.SIGKILL)
+        result = client.result(job_id, wait_s=60)
+
+    assert ("done", 1) == (result.status, result.attempt)
+    assert ["the engine's process was ended from outside by SIGKILL"] == deaths(worker)
+    assert 0 == client.stats().totals.get("suspected", 0)
+
+
+def test_the_next_worker_starts_when_all_of_the_last_one_is_gone() -> None:
+    """
+    What a worker has started holds the supervisor's pipe: its engine may keep the device when the worker has ended.
+    """
+    # flags follow, which this shell takes for its arguments
+    child = Child(["sh", "-c", "sleep 1 & exit 3"])
+    wait_for(child.end)
+
+    assert not child.gone
+    wait_for(lambda: child.gone)
+    child.close()
 
 
 def died_at(worker: WorkerProcess) -> float:

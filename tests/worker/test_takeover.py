@@ -59,6 +59,8 @@ class Stage:
         place = ("--redis-url", self.url, "--queue", self.queue, "--max-model-len", "1024")
         log = self.logs / f"log-{len(list(self.logs.iterdir()))}"
         with worker_process(log, *flags, *place, "--kv-cache-bytes", "512MiB") as worker:
+            # which takes hundreds of megabytes, and is for the engine's process alone
+            assert [False, True] == [has_loaded(pid, "libtorch") for pid in (worker.worker_pid, worker.engine_pid)]
             yield worker
 
     def key(self, kind: str, job: Job) -> str:
@@ -132,6 +134,10 @@ class Stage:
             for text, answer in zip(texts, result.completions, strict=True):
                 assert answer.text.startswith(text)
                 assert text
+
+
+def has_loaded(pid: int, library: str) -> bool:
+    return library in Path(f"/proc/{pid}/maps").read_text()
 
 
 def is_running(pid: int) -> bool:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from worker import exits
-from worker.lifeline import DRAINED, FAILED, SERVING
+from worker.lifeline import DRAINED, ENGINE_ENDED, FAILED, SERVING
 from worker.verdicts import judge, num_oom_kills
 
 
@@ -58,6 +58,27 @@ def test_a_fault_on_the_way_out_changes_nothing() -> None:
     end = judge(-signal.SIGKILL, [SERVING, f"{FAILED}RuntimeError: no"], oom_killed=False)
     assert "crash" == end.kind
     assert "RuntimeError: no" in end.why
+
+
+@pytest.mark.parametrize(
+    ("code", "oom_killed", "kind"),
+    [
+        (-signal.SIGKILL, False, "lapse"),
+        (-signal.SIGKILL, True, "crash"),
+        (-signal.SIGSEGV, False, "crash"),
+        (0, False, "crash"),
+        (1, False, "crash"),
+    ],
+)
+def test_the_end_of_the_engines_process_is_judged_as_the_workers_own(code: int, oom_killed: bool, kind: str) -> None:
+    """
+    The worker says how its engine ended, and what it exits with itself adds nothing.
+    """
+    for notes, served in (([SERVING], True), ([], False)):
+        end = judge(exits.FAILED, [*notes, f"{ENGINE_ENDED}{code}"], oom_killed=oom_killed)
+
+        assert (kind, served) == (end.kind, end.served)
+        assert "the engine's process" in end.why
 
 
 @pytest.mark.parametrize(
