@@ -1,7 +1,7 @@
 """
 Two answers over HTTP for whoever supervises the process: /healthz and /readyz.
 
-/healthz is 200 while the engine's thread lives and its steps end; /readyz is 200 while the worker pulls jobs.
+/healthz is 200 while the engine lives and its steps end; /readyz is 200 while the worker pulls jobs.
 """
 
 import asyncio

@@ -16,7 +16,7 @@ from tests.support.services import CHECKOUT
 from worker import exits, obituaries
 from worker.lifeline import DRAINED, HURRY_SIGNAL, SERVING
 from worker.obituaries import Obituaries
-from worker.supervisor import GOOD_LIFE_S, REPORT_S, Supervisor
+from worker.supervisor import GOOD_LIFE_S, REMAINS_POLL_S, REMAINS_S, REPORT_S, Supervisor
 from worker.verdicts import End, judge
 
 KILLED = (-signal.SIGKILL, [SERVING])
@@ -49,6 +49,8 @@ class Scene:
         self.told_at: list[float] = []
         self.blames = True
         self.away_until = 0.0
+        # how long a worker's engine outlives it
+        self.remains_s = 0.0
         self._ends = list(ends)
         self._lives_s = [*lives_s, *[1.0] * len(ends)]
         self._signals = signals or {}
@@ -113,7 +115,15 @@ class Worker:
         self.scene.sent.append(number)
 
     def end(self) -> tuple[int, End] | None:
+        self.died_at = self.scene.now
         return self.scene.end()
+
+    @property
+    def gone(self) -> bool:
+        return self.scene.now >= self.died_at + self.scene.remains_s
+
+    def close(self) -> None:
+        pass
 
 
 @pytest.fixture
@@ -144,6 +154,19 @@ def test_a_good_life_is_a_new_beginning(play: Any) -> None:
 
     assert 0 == play(scene)
     assert [1.0, 2.0, 1.0, 2.0] == scene.pauses
+
+
+@pytest.mark.parametrize(("remains_s", "pause_s"), [(0.5, 1.0), (5.0, 5.0), (600.0, 1.0 + REMAINS_S)])
+def test_what_is_left_of_a_worker_is_waited_for(play: Any, remains_s: float, pause_s: float) -> None:
+    """
+    Its engine may keep the device for a while; not longer than a process can take that was killed.
+    """
+    scene = Scene([KILLED, GOOD])
+    scene.remains_s = remains_s
+
+    assert 0 == play(scene)
+    assert scene.pauses == [pytest.approx(pause_s, abs=2 * REMAINS_POLL_S)]
+    assert [1.0] == scene.told_at
 
 
 def test_suspects_are_found_out_without_delay(play: Any) -> None:
