@@ -6,6 +6,7 @@ The engine's process: loads the model, steps the engine, and ends with the worke
 SOCKET is the descriptor of its end of the socket pair, WORKER the process id of the other side.
 """
 
+import contextlib
 import faulthandler
 import gc
 import os
@@ -164,8 +165,10 @@ def _fail(port: Port, error: BaseException) -> NoReturn:
 
 def _leave(code: int) -> NoReturn:
     """End at once: a device that is lost may keep an orderly end from coming."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    # what libraries have printed; nobody may be there to read it
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
     os._exit(code)
 
 
