@@ -185,6 +185,8 @@ class EngineProcess(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002
         if self.alive:
             self._ending = self._loop.create_task(self._explain_end())
+        else:
+            self._leave_unanswered()
 
     def _take_report(self, report: Report, news: list[Turn]) -> None:
         self.capacity, self.stats = report.capacity, report.stats
@@ -207,12 +209,15 @@ class EngineProcess(asyncio.Protocol):
         if self._failure is not None:
             return
         self._failure = error
-        for future in self._answers.values():
-            settle(future, error=EngineGone("the engine has ended"))
+        self._leave_unanswered()
         if not self._ready.done():
             self._ready.set_exception(error)
         elif self._on_crash is not None:
             self._on_crash(error)
+
+    def _leave_unanswered(self) -> None:
+        for future in self._answers.values():
+            settle(future, error=EngineGone("the engine has ended"))
 
     async def _ask(self, number: int, question: Abort | Call) -> Any:
         if not self.alive:

@@ -215,6 +215,22 @@ def test_the_worker_alone_ends_its_engine() -> None:
     assert [] == play(story).crashes
 
 
+def test_a_question_that_the_end_overtakes_is_left_open_for_nobody() -> None:
+    """
+    Whoever still waits for an answer when the engine is ended hears that none will come.
+    """
+
+    async def story(recorder: Recorder) -> None:
+        recorder.engine.add([request("long", "poison:hang")])
+        asked = asyncio.create_task(recorder.engine.abort(["long"]))
+        await asyncio.sleep(0.1)
+        await recorder.engine.kill()
+        with pytest.raises(EngineGone):
+            await asked
+
+    assert [] == play(story).crashes
+
+
 def test_what_keeps_an_engine_from_starting_is_told(tmp_path: object) -> None:
     """
     The sentence is the engine's own, and no process is left.
