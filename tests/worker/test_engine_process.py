@@ -189,7 +189,7 @@ def test_a_death_is_told_once_with_what_is_known(death: str, kind: type[Exceptio
         asked = asyncio.create_task(recorder.engine.abort(["good"]))
         await recorder.until(lambda: recorder.crashes)
         assert not recorder.engine.alive
-        await asyncio.wait([asked])
+        await asyncio.gather(asked, return_exceptions=True)
         with pytest.raises(EngineGone):
             await recorder.engine.call(methodcaller("has_work"))
 
@@ -222,8 +222,10 @@ def test_a_question_that_the_end_overtakes_is_left_open_for_nobody() -> None:
 
     async def story(recorder: Recorder) -> None:
         recorder.engine.add([request("long", "poison:hang")])
+        # in its step, between two of which it would hear us
+        await recorder.until(lambda: recorder.engine.step_age_s > 1.0)
         asked = asyncio.create_task(recorder.engine.abort(["long"]))
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0)
         await recorder.engine.kill()
         with pytest.raises(EngineGone):
             await asked
