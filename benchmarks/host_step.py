@@ -6,7 +6,8 @@ What a decode step costs the host beside the model: the real engine on a runner 
 One JSON line per number of running sequences, all of them decoding, with a step in flight behind the
 one that is planned. Figures are microseconds of processor time per step: `schedule` plans it; `handle`
 takes in the tokens of the oldest step and says who ends; `total` is the whole turn less the runner.
-Prompts have uneven lengths, so that block borders are crossed evenly, and no answer ends.
+`capacity` is what a worker asks after each step, beside that. Prompts have uneven lengths, so that block
+borders are crossed evenly, and three priorities; no answer ends.
 """
 
 import argparse
@@ -95,23 +96,25 @@ def run(num_seqs: int, num_steps: int) -> dict[str, Any]:
     rng = np.random.default_rng(0)
     for index, length in enumerate(rng.integers(*_PROMPT_LENGTHS, num_seqs)):
         prompt = rng.integers(0, _EOS, length).astype(np.int32)
-        engine.add(Request(str(index), prompt, SamplingParams(max_tokens=max_tokens)))
+        engine.add(Request(str(index), prompt, SamplingParams(max_tokens=max_tokens), priority=index % 3))
     while scheduler.num_running < num_seqs:
         engine.step()
     for _ in range(_WARM_UP):
         engine.step()
     times = [_time_step(engine, scheduler, runner) for _ in range(num_steps)]
     assert scheduler.num_running == num_seqs, f"{scheduler.num_running} of {num_seqs} still run"
-    columns = zip(("schedule", "handle", "total"), zip(*times, strict=True), strict=True)
+    columns = zip(("schedule", "handle", "total", "capacity"), zip(*times, strict=True), strict=True)
     return {"num_seqs": num_seqs, "steps": num_steps, **{name: _summary(column) for name, column in columns}}
 
 
-def _time_step(engine: LLMEngine, scheduler: TimedScheduler, runner: InstantRunner) -> tuple[float, float, float]:
+def _time_step(engine: LLMEngine, scheduler: TimedScheduler, runner: InstantRunner) -> tuple[float, ...]:
     scheduler.seconds = runner.seconds = 0.0
     before = thread_time()
     engine.step()
-    total = thread_time() - before - runner.seconds
-    return scheduler.seconds, total - scheduler.seconds, total
+    after = thread_time()
+    total = after - before - runner.seconds
+    engine.capacity()
+    return scheduler.seconds, total - scheduler.seconds, total, thread_time() - after
 
 
 def _summary(seconds: Sequence[float]) -> dict[str, int]:

@@ -78,6 +78,11 @@ class BlockManager:
         return len(self._free)
 
     @property
+    def num_used_blocks(self) -> int:
+        """Blocks in the tables of sequences, each counted once; fewer while shared ones are fenced."""
+        return max(0, self.num_usable_blocks - len(self._free) - self.num_fenced_blocks)
+
+    @property
     def num_free_host_blocks(self) -> int:
         return len(self._free_host)
 
@@ -100,17 +105,39 @@ class BlockManager:
         return len(self._match(sequence)) * self.block_size
 
     def is_being_computed(self, sequence: Sequence) -> bool:
-        """Whether the first full prompt block that the cache lacks is being filled by a running sequence."""
+        """
+        Whether the first full prompt block that the cache lacks is being filled by a running sequence.
+
+        A less urgent one is not waited for: its turn may be long in coming.
+        """
         if not self._computing or not self._reads_cache(sequence):
             return False
         num_cached = len(self._match(sequence))
-        return num_cached < self._num_shareable(sequence) and sequence.block_hashes[num_cached] in self._computing
+        if num_cached >= self._num_shareable(sequence):
+            return False
+        other = self._computing.get(sequence.block_hashes[num_cached])
+        return other is not None and other.request.priority <= sequence.request.priority
 
     def num_blocks_to_start(self, sequence: Sequence) -> int:
         """Count what `allocate` or `swap_in` would take from the free blocks."""
         matched = self._match(sequence)
         idle = sum(1 for block in matched if not self._references[block])
         return self.num_blocks_for(sequence.num_tokens) - len(matched) + idle
+
+    def num_to_free(self, tables: Iterable[list[int]], wanted: int) -> int | None:
+        """
+        Count how many of these tables must be let go, from the first on, for so many blocks to have no owner.
+
+        None where all of them are not enough. Changes nothing.
+        """
+        references = self._references.copy()
+        for count, table in enumerate(tables, 1):
+            references[table] -= 1
+            # those that others have too come with the last of them
+            wanted -= len(table) - int(np.count_nonzero(references[table]))
+            if wanted <= 0:
+                return count
+        return None
 
     def allocate(self, sequence: Sequence) -> int:
         """

@@ -1,8 +1,10 @@
 """What the scheduler keeps of each sequence, of one pass over them, and of a step that comes back."""
 
-from bisect import bisect_left
+from array import array
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +28,10 @@ class Entry:
     order: tuple[int, int]
     limit: int
     gate: int = -1
+
+    @property
+    def priority(self) -> int:
+        return self.order[0]
 
     @property
     def ends(self) -> bool:
@@ -64,6 +70,42 @@ class EntryList(list[Entry]):
     def sequences(self) -> Iterable[Sequence]:
         return (entry.sequence for entry in self)
 
+    def place_behind(self, priority: float) -> int:
+        """How many entries have this priority or a smaller one: the place of the first that is less urgent."""
+        return len(self) if priority == inf else bisect_right(self, priority, key=_priority)
+
+    def next_priority(self, priority: float) -> float:
+        """The smallest that is larger than this one; infinite where there is none."""
+        place = self.place_behind(priority)
+        return self[place].priority if place < len(self) else inf
+
+
+class Queue(EntryList):
+    """Sequences that wait, with their numbers of tokens in columns: these do not change while they are here."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._num_tokens = array("q")
+        # the last token of an answer is never computed
+        self._ends = array("q")
+
+    def insert_sorted(self, entry: Entry) -> int:
+        index = super().insert_sorted(entry)
+        self._num_tokens.insert(index, entry.sequence.num_tokens)
+        self._ends.insert(index, entry.limit - 1)
+        return index
+
+    def take(self, index: int) -> None:
+        super().take(index)
+        del self._num_tokens[index], self._ends[index]
+
+    def claims(self, headroom: int, block_size: int) -> NDArray[np.int64]:
+        """[len(self)], blocks that each will have when it has run for `headroom` tokens, or to its end."""
+        num_tokens = np.array(self._num_tokens, dtype=np.int64)
+        ahead = np.minimum(num_tokens + headroom, np.array(self._ends, dtype=np.int64))
+        claims: NDArray[np.int64] = -(-np.maximum(num_tokens, ahead) // block_size)
+        return claims
+
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
@@ -96,6 +138,8 @@ class Pass:
         chunks: Those that are not among `decodes`.
         num_stalled: Running sequences that wait for a block.
         num_partials: Prompts that will be in the middle of their prefill after this step.
+        crowded: Whether a running sequence was preempted because another one grew.
+        closed: The most urgent priority of those that were preempted; of it, and behind it, nobody is admitted.
     """
 
     budget: int
@@ -103,8 +147,14 @@ class Pass:
     chunks: list[Chunk] = field(default_factory=list)
     swap_in: list[BlockCopy] = field(default_factory=list)
     num_stalled: int = 0
-    num_preempted: int = 0
     num_partials: int = 0
+    crowded: bool = False
+    closed: float = inf
+
+    def add_decodes(self, decodes: Decodes) -> None:
+        """Decode these too; they come behind those that are here."""
+        self.decodes = self.decodes.followed_by(decodes) if self.decodes else decodes
+        self.budget -= len(decodes)
 
     def add_chunk(self, sequence: Sequence, *, join: bool = False) -> None:
         """Compute as much of a sequence as the budget allows; without budget it stays a partial prefill."""
@@ -122,3 +172,7 @@ class Pass:
 
 def _order(entry: Entry) -> tuple[int, int]:
     return entry.order
+
+
+def _priority(entry: Entry) -> float:
+    return entry.priority

@@ -15,6 +15,9 @@ from engine.sequence_tokens import SequenceTokens
 
 TokenIds = NDArray[np.int32]
 
+# those that capacity tells apart: interactive, standard, bulk
+PRIORITIES = (0, 1, 2)
+
 
 class Status(Enum):
     """Where a sequence is in its life."""
@@ -210,6 +213,16 @@ class Decodes:
             starts=np.array([chunk.start for chunk in chunks], dtype=np.int32),
             blocks=np.array([chunk.sequence.newest_block for chunk in chunks], dtype=np.int32),
             last=np.zeros(len(chunks), dtype=np.bool_),
+        )
+
+    def followed_by(self, others: "Decodes") -> "Decodes":
+        """These, then others, of other sequences."""
+        return Decodes(
+            sequences=self.sequences + others.sequences,
+            slots=np.concatenate([self.slots, others.slots]),
+            starts=np.concatenate([self.starts, others.starts]),
+            blocks=np.concatenate([self.blocks, others.blocks]),
+            last=np.concatenate([self.last, others.last]),
         )
 
     def chunks(self) -> Iterator[Chunk]:

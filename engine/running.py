@@ -7,10 +7,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.entries import Entry, EntryList
-from engine.request import Decodes, Sequence, Step
+from engine.request import PRIORITIES, Decodes, Sequence, Step
 from engine.token_table import TokenTable
 
 Int32s = NDArray[np.int32]
+
+_LEVELS = np.array([-np.inf, *PRIORITIES])
 
 
 class Running:
@@ -44,6 +46,14 @@ class Running:
         # their block tables, so that these can grow without a look at the sequences
         self._tables = np.full(num_slots, None, dtype=np.object_)
         self._ones = np.ones(num_slots, dtype=np.int32)
+        self._claims = np.zeros(num_slots, dtype=np.int32)
+        # the last token of an answer that is ever computed, rounded up as claims are; 0 at a free slot
+        self._farthest = np.zeros(num_slots, dtype=np.int32)
+        # by priority that capacity tells apart, who is less urgent: 1 or 0. The first row is of all; floats, which
+        # multiply fast
+        self._behind = np.zeros((1 + len(PRIORITIES), num_slots))
+        # blocks of all their tables; one that several share counts for each
+        self.num_blocks = 0
 
         # slots of `entries`, in their order; and what was made of it since the last one came or went
         self._order = array("q")
@@ -70,10 +80,42 @@ class Running:
         """[num_slots], tokens that are there to be computed; the last of an answer never is."""
         return np.minimum(self.num_tokens, self.ends) - self.num_computed
 
+    def num_missing(self, place: int) -> int:
+        """How many tokens are there to be computed of those before a place of the order, together."""
+        return int(self.missing()[self.slots[:place]].sum())
+
     def going(self, missing: Int32s) -> NDArray[np.bool_]:
         """[num_slots], who misses one token, so that it can decode."""
         going: NDArray[np.bool_] = missing == self._ones
         return going
+
+    def going_at(self, places: slice, missing: Int32s) -> NDArray[np.bool_]:
+        """The same of those at some places of the order alone."""
+        slots = self.slots[places]
+        going = np.zeros(len(missing), dtype=np.bool_)
+        going[slots] = missing[slots] == 1
+        return going
+
+    def claims(self, headroom: int) -> Int32s:
+        """
+        [num_slots], tokens in blocks that each has, or will when it has run for `headroom` tokens more, or to its end.
+
+        The array is used again by the next call.
+        """
+        size, claims = self.block_size, self._claims
+        np.add(self.num_tokens, headroom + size - 1, out=claims)
+        np.minimum(claims, self._farthest, out=claims)
+        # whole blocks; a mask takes half the time of a division
+        if size & (size - 1):
+            claims -= claims % size
+        else:
+            claims &= -size
+        return np.maximum(claims, self.room, out=claims)
+
+    def claims_behind(self, headroom: int) -> list[float]:
+        """The claims of all, and of those behind each of `PRIORITIES`, added up."""
+        sums: list[float] = self._behind.dot(self.claims(headroom)).tolist()
+        return sums
 
     def full(self) -> NDArray[np.bool_]:
         """[num_slots], whether the next token begins a block that the sequence lacks; at a free slot anything."""
@@ -97,7 +139,10 @@ class Running:
         self._tokens.put(slot, sequence.hand_over_tokens(partial(self._tokens.known, slot)))
         sequence.move_counts(self._columns[:3, slot])
         self.ends[slot] = entry.limit - 1
+        self._farthest[slot] = entry.limit + self.block_size - 2
         self.room[slot] = len(sequence.block_table) * self.block_size
+        self.num_blocks += len(sequence.block_table)
+        self._behind[:, slot] = entry.priority > _LEVELS
         self._newest_blocks[slot] = sequence.newest_block
         self._sequences[slot], self._tables[slot] = sequence, sequence.block_table
         self._order.insert(self.entries.insert_sorted(entry), slot)
@@ -122,11 +167,13 @@ class Running:
         # room for a token that is in flight
         sequence.keep_tokens(sequence.num_tokens)
         sequence.move_counts(np.empty(3, dtype=np.int32))
-        self._columns[:, slot] = 0
+        self.num_blocks -= int(self.room[slot]) // self.block_size
+        self._columns[:, slot] = self._farthest[slot] = 0
 
     def grew(self, slots: NDArray[np.int64], blocks: NDArray[np.int64]) -> None:
         """Note the block that each of these slots' sequences got."""
         self.room[slots] += self.block_size
+        self.num_blocks += len(slots)
         self._newest_blocks[slots] = blocks
 
     def shrink(self, num_slots: int) -> None:
@@ -177,6 +224,8 @@ class Running:
         assert slots == list(self._order), f"slots {list(self._order)} for sequences in {slots}"
         assert sorted(self._free_slots + slots) == list(range(self.num_slots)), f"slots {slots} of {self.num_slots}"
         assert not self._columns[:, self._free_slots].any(), f"free slots {self._free_slots} are counted"
+        room = int(self.room.sum())
+        assert room == self.num_blocks * self.block_size, f"{self.num_blocks} blocks and room for {room} tokens"
         for entry in self.entries:
             sequence, slot = entry.sequence, entry.sequence.slot
             room, newest = len(sequence.block_table) * self.block_size, sequence.newest_block

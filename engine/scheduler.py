@@ -3,20 +3,20 @@
 from bisect import bisect_left
 from collections.abc import Sequence as SequenceOf
 from itertools import compress
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.block_manager import BlockManager
-from engine.entries import Arrived, Entry, EntryList, Pass
+from engine.claims import MAX_PASSED_OVER, Claims
+from engine.entries import Arrived, Entry, Pass, Queue
 from engine.policy import Headroom, Preemption, PreemptionPolicy
 from engine.request import BlockCopy, Capacity, FinishReason, Sequence, Status, Step
 from engine.running import Running
 
 # prompts in the middle of their prefill at a time: each holds the blocks of its whole prompt
 MAX_PARTIAL_PREFILLS = 2
-# queued sequences that one step may pass over because another computes their prefix
-MAX_PASSED_OVER = 64
 
 
 class Scheduler:
@@ -27,6 +27,11 @@ class Scheduler:
     for all their tokens. The smaller `order` always wins: when blocks run out, the running
     sequence of the largest order is preempted, and one that finds no larger than itself stalls
     until others end. The smallest therefore always advances, and all end.
+
+    A queued sequence preempts running ones of a larger priority number for the slot or the blocks
+    that it lacks, never one of its own: those wait for each other. What is more urgent than
+    something that runs is planned before it, prompts and decodes, so that neither slots, blocks,
+    budget nor prompts in pieces of less urgent work hold it up for longer than the step in flight.
 
     Args:
         max_num_seqs: Slots; sequences that run at a time.
@@ -58,11 +63,12 @@ class Scheduler:
 
         self._entries: dict[Sequence, Entry] = {}
         self._arrivals = 0
-        self._queue = EntryList()
-        # changes of the queue and headroom for which the third was summed up: the blocks it will need
-        self._queued = (-1, 0, 0)
+        self._queue = Queue()
         self._running = Running(max_num_seqs, blocks.block_size)
+        self._claims = Claims(blocks, self._running, self._queue, self.headroom)
         self._num_swapped = 0
+        # prompts that the newest step left in pieces
+        self._num_partials = 0
 
         self._launched = 0
         self._completed = 0
@@ -119,12 +125,7 @@ class Scheduler:
             self._running.leave(entry, self._launched)
         else:
             self._queue.remove_sorted(entry)
-        if sequence.status is Status.SWAPPED:
-            self._num_swapped -= 1
-            # a copy that no step has carried yet must not reach a block of the next owner
-            gone = set(sequence.host_blocks)
-            self._swap_out = [copy for copy in self._swap_out if copy.host_block not in gone]
-        self.blocks.free(sequence)
+        self._free(sequence)
         sequence.num_tokens = sequence.num_known
         sequence.status = Status.FINISHED
         sequence.finish_reason = reason
@@ -135,15 +136,23 @@ class Scheduler:
 
         The step must be launched, and completed in the order of launches.
         """
+        queue, entries, claims = self._queue, self._running.entries, self._claims
+        in_flight = self._launched > self._completed
+        if queue and in_flight and claims.wait_for_steps(self._completed, self.max_num_batched_tokens):
+            return None
         plan = Pass(budget=self.max_num_batched_tokens)
-        for sequence in self._decode(plan):
-            plan.add_chunk(sequence)
-        if plan.num_preempted:
+        levels = claims.levels(with_partials=self._num_partials > 0) if queue or self._num_partials else (inf,)
+        start = 0
+        for priority in levels:
+            self._decode(plan, slice(start, entries.place_behind(priority)))
+            # no block is free while a running sequence stalls for one, so this admits nobody of its priority then
+            self._admit(plan, priority)
+            start = entries.place_behind(priority)
+        self._num_partials = plan.num_partials
+        if plan.crowded:
             self.headroom.preempted()
         else:
             self.headroom.quiet()
-            # no block is free while a running sequence stalls for one, so this admits nobody then
-            self._admit(plan)
         if not plan.decodes and not plan.chunks:
             return None
 
@@ -188,18 +197,17 @@ class Scheduler:
         self._completed = step.step_id
         # its copies to the host may not have been made
         copied = {copy.host_block for copy in step.swap_out}
-        swapped = [entry for entry in self._queue if not copied.isdisjoint(entry.sequence.host_blocks)]
-        self._num_swapped -= len(swapped)
-        for entry in swapped:
+        queued = [entry for entry in self._queue if not copied.isdisjoint(entry.sequence.host_blocks)]
+        for entry in queued:
             self._queue.remove_sorted(entry)
         running = list(self._running.entries)
         for entry in running:
             self._running.leave(entry, self._launched)
-        for entry in (*running, *swapped):
-            self._queue.insert_sorted(entry)
-            entry.gate = self._launched
+        for entry in (*running, *queued):
             self._forget_computed(entry.sequence)
             entry.sequence.num_tokens = entry.sequence.num_known
+            entry.gate = self._launched
+            self._queue.insert_sorted(entry)
         self.blocks.completed(step.step_id)
 
     def shrink(self, max_num_seqs: int, max_num_batched_tokens: int) -> None:
@@ -208,16 +216,8 @@ class Scheduler:
         self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
 
     def capacity(self) -> Capacity:
-        """What could be added now and start at once."""
-        promised = self._promised() + self._queued_blocks()
-        free_blocks = max(0, self.blocks.num_free_blocks + self.blocks.num_fenced_blocks - promised)
-        return Capacity(
-            free_seqs=self.max_num_seqs - len(self._running),
-            free_tokens=free_blocks * self.blocks.block_size,
-            waiting_seqs=len(self._queue),
-            total_tokens=self.blocks.num_usable_blocks * self.blocks.block_size,
-            max_model_len=self.max_model_len,
-        )
+        """What could be added now and start at once, and what preemption would add to it."""
+        return self._claims.capacity(max_num_seqs=self.max_num_seqs, max_model_len=self.max_model_len)
 
     def check(self) -> None:
         """Raise AssertionError when the books disagree, here or in the block manager."""
@@ -237,11 +237,13 @@ class Scheduler:
         swapped = sum(1 for sequence in self._queue.sequences() if sequence.status is Status.SWAPPED)
         assert swapped == self._num_swapped, f"{swapped} swapped and {self._num_swapped} counted"
 
-    def _decode(self, plan: Pass) -> list[Sequence]:
-        # plans one token of every sequence that has a single one to compute; returns the other prompts
+    def _decode(self, plan: Pass, places: slice) -> None:
+        # plans those that run and have these places: first one token of every sequence that has a single one to
+        # compute, then the prompts
         running = self._running
         missing = running.missing()
-        going = running.going(missing)
+        everyone = places.stop - places.start == len(running)
+        going = running.going(missing) if everyone else running.going_at(places, missing)
         full = going & running.full()
         growing, count = full.nonzero()[0], len(going.nonzero()[0])
         if count <= plan.budget and len(growing) <= self.blocks.num_free_blocks:
@@ -250,12 +252,13 @@ class Scheduler:
             going = self._grow_in_order(plan, going, full)
             count = len(going.nonzero()[0])
         if count:
-            plan.decodes = running.advance(going, count)
-            plan.budget -= count
+            plan.add_decodes(running.advance(going, count))
         if count == len(running):
-            return []
+            return
         # without those that have just been preempted
-        return running.sequences_of(running.slots[missing[running.slots] > 1])
+        slots = running.slots[places]
+        for sequence in running.sequences_of(slots[missing[slots] > 1]):
+            plan.add_chunk(sequence)
 
     def _grow(self, slots: NDArray[np.int64]) -> None:
         # a block more for each of these
@@ -330,6 +333,7 @@ class Scheduler:
             if victim is entry:
                 break
             self._preempt(plan, victim)
+            plan.crowded = True
         if self.blocks.num_free_blocks:
             return True
         alone = len(self._running) == 1 and not self.blocks.num_fenced_blocks
@@ -358,36 +362,62 @@ class Scheduler:
         else:
             self._forget_computed(sequence)
         self.num_preemptions[kind] += 1
-        plan.num_preempted += 1
+        plan.closed = min(plan.closed, entry.priority)
 
     def _forget_computed(self, sequence: Sequence) -> None:
-        self.blocks.free(sequence)
+        self._free(sequence)
         sequence.status = Status.WAITING
         sequence.num_computed = 0
 
-    def _admit(self, plan: Pass) -> None:
-        if not self._queue or not plan.budget or not self._running.has_free_slot:
-            return
-        promised = self._promised()
-        index = 0
-        while index < len(self._queue) and index <= MAX_PASSED_OVER and plan.budget and self._running.has_free_slot:
-            entry = self._queue[index]
-            if entry.gate > self._completed:
+    def _free(self, sequence: Sequence) -> None:
+        if sequence.status is Status.SWAPPED:
+            self._num_swapped -= 1
+            # a copy that no step has carried yet must not reach a block of the next owner
+            gone = set(sequence.host_blocks)
+            self._swap_out = [copy for copy in self._swap_out if copy.host_block not in gone]
+        self.blocks.free(sequence)
+
+    def _admit(self, plan: Pass, priority: float) -> None:
+        # starts those that are queued and have up to this priority, in order; none of them passes a more urgent one
+        queue, running, blocks = self._queue, self._running, self.blocks
+        index, counted, promised = 0, -inf, 0
+        while index < len(queue) and index <= MAX_PASSED_OVER and plan.budget:
+            entry = queue[index]
+            passes = index > 0 and entry.priority > queue[0].priority
+            if passes or entry.priority > priority or entry.priority >= plan.closed or entry.gate > self._completed:
                 break
-            if self.blocks.is_being_computed(entry.sequence):
+            if not running.has_free_slot and running.entries[-1].priority <= entry.priority:
+                break
+            if blocks.is_being_computed(entry.sequence):
                 index += 1
                 continue
-            growth = self._growth(entry)
-            wanted = self.blocks.num_blocks_to_start(entry.sequence)
-            if not self._running and wanted > self.blocks.num_free_blocks and not self.blocks.num_fenced_blocks:
+            alone = not running and not blocks.num_fenced_blocks
+            if alone and blocks.num_blocks_to_start(entry.sequence) > blocks.num_free_blocks:
                 self._overgrow(entry.sequence)
                 continue
-            room = self.blocks.num_free_blocks - (promised + growth if self._running else 0)
-            if wanted > room or not self._may_split(plan, entry.sequence):
+            if entry.priority != counted:
+                counted, promised = entry.priority, self._claims.promised(entry.priority)
+            if not self._may_split(plan, entry.sequence) or not self._make_way(plan, entry, promised):
                 break
-            self._queue.take(index)
+            promised += self._claims.growth(entry)
+            queue.take(index)
             self._start(plan, entry)
-            promised += growth
+
+    def _make_way(self, plan: Pass, entry: Entry, promised: int) -> bool:
+        # true when a slot and blocks are free for a queued sequence, at the cost of less urgent ones where that helps
+        running = self._running
+        while True:
+            lacking = self._claims.demand(entry, promised) - self.blocks.num_free_blocks
+            if lacking <= 0 and running.has_free_slot:
+                return True
+            # behind a step in flight their blocks would not be free in time
+            if lacking > 0 and self._launched > self._completed:
+                return False
+            count = self._claims.num_victims(entry, lacking)
+            if count is None:
+                return False
+            for _ in range(count):
+                self._preempt(plan, running.entries[-1])
 
     def _may_split(self, plan: Pass, sequence: Sequence) -> bool:
         # whether what it computes fits in this step, or one more prompt may be in pieces
@@ -409,28 +439,6 @@ class Scheduler:
         sequence.status = Status.RUNNING
         self._running.join(entry)
         plan.add_chunk(sequence, join=True)
-
-    def _growth(self, entry: Entry) -> int:
-        # blocks that a queued sequence will need beyond those it starts with, as far as the headroom looks;
-        # the last token of an answer is never computed
-        num_tokens = entry.sequence.num_tokens
-        ahead = min(num_tokens + self.headroom.tokens, entry.limit - 1)
-        return max(0, self.blocks.num_blocks_for(ahead) - self.blocks.num_blocks_for(num_tokens))
-
-    def _queued_blocks(self) -> int:
-        # what all that are queued will need; asked for at every step, and the same at most of them
-        key = (self._queue.changes, self.headroom.tokens)
-        if key != self._queued[:2]:
-            needs = (self.blocks.num_blocks_for(e.sequence.num_tokens) + self._growth(e) for e in self._queue)
-            self._queued = (*key, sum(needs))
-        return self._queued[2]
-
-    def _promised(self) -> int:
-        # the same of all that run, beyond the blocks they have
-        running = self._running
-        ahead = np.minimum(running.num_tokens + self.headroom.tokens, running.ends)
-        missing = -((running.room - ahead) // self.blocks.block_size)
-        return int(np.maximum(missing, 0).sum())
 
     def _overgrow(self, sequence: Sequence) -> None:
         self.finish(sequence, FinishReason.LENGTH)

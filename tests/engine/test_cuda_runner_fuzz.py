@@ -54,7 +54,7 @@ def make_requests(rng: random.Random) -> list[Request]:
                 Progress(tuple(rng.randrange(4, VOCAB) for _ in range(rng.randint(0, 4)))) for _ in range(params.n)
             )
         requests.append(
-            Request(str(index), np.array(prompt, np.int32), params, resumed=resumed, priority=rng.choice((0, 0, 1)))
+            Request(str(index), np.array(prompt, np.int32), params, resumed=resumed, priority=rng.choice((0, 1, 2)))
         )
     return requests
 

@@ -6,57 +6,12 @@ import numpy as np
 import pytest
 
 from engine.block_manager import BlockManager
-from engine.policy import Headroom, Preemption, PreemptionPolicy
-from engine.request import FinishReason, Request, Sequence, Status, Step
+from engine.policy import Preemption, PreemptionPolicy
+from engine.request import FinishReason, Request, Sequence, Status
 from engine.sampling_params import SamplingParams
 from engine.scheduler import MAX_PARTIAL_PREFILLS, Scheduler
 from tests.support.fake_runner import FakeRunner, Turns, answer_token
-
-
-def make_scheduler(
-    *,
-    num_blocks: int = 65,
-    num_host_blocks: int = 0,
-    max_num_seqs: int = 8,
-    max_num_batched_tokens: int = 64,
-    max_model_len: int = 200,
-    preemption: str = "auto",
-    headroom: int = 16,
-) -> Scheduler:
-    return Scheduler(
-        BlockManager(num_blocks=num_blocks, block_size=4, num_host_blocks=num_host_blocks),
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-        max_model_len=max_model_len,
-        preemption=PreemptionPolicy(preemption),
-        headroom=Headroom(least=headroom),
-    )
-
-
-def make_turns(scheduler: Scheduler, *, depth: int = 1, bad: frozenset[tuple[str, int, int]] = frozenset()) -> Turns:
-    blocks = scheduler.blocks
-    runner = FakeRunner(
-        num_blocks=blocks.num_blocks,
-        block_size=blocks.block_size,
-        num_host_blocks=blocks.num_host_blocks,
-        bad_positions=bad,
-    )
-    return Turns(scheduler, runner, depth=depth)
-
-
-def add(
-    scheduler: Scheduler, name: str, length: int, *, max_tokens: int = 8, first: int | None = None, priority: int = 0
-) -> Sequence:
-    """Queue a prompt; prompts share tokens only where `first` is given."""
-    start = 1000 * len(name) + 100 * ord(name[0]) if first is None else first
-    prompt = np.arange(start, start + length, dtype=np.int32)
-    sequence = Sequence(Request(name, prompt, SamplingParams(max_tokens=max_tokens), priority=priority), 0)
-    scheduler.add(sequence)
-    return sequence
-
-
-def plan_of(step: Step | None) -> list[tuple[str, int, int]]:
-    return [(c.sequence.request.request_id, c.start, c.length) for c in step.chunks] if step is not None else []
+from tests.support.planning import add, make_scheduler, make_turns, plan_of
 
 
 def test_decodes_come_before_prompts_and_share_the_budget() -> None:
@@ -217,22 +172,22 @@ def test_the_least_urgent_is_preempted_first() -> None:
     assert [Status.RUNNING, Status.WAITING, Status.RUNNING] == [sequence.status for sequence in sequences]
 
 
-def test_nothing_is_admitted_in_a_step_that_preempts() -> None:
-    """What the victim let go is for those that run, even where a waiting prompt would fit."""
+def test_nobody_passes_a_sequence_that_was_preempted() -> None:
+    """What it let go is for those that run, even where a later prompt would fit."""
     scheduler = make_scheduler(num_blocks=12, preemption="recompute", headroom=0)
     turns = make_turns(scheduler)
     add(scheduler, "a", 16, max_tokens=30)
-    add(scheduler, "b", 16, max_tokens=30, priority=5)
+    victim = add(scheduler, "b", 16, max_tokens=30)
     while scheduler.blocks.num_free_blocks:
         turns.take()
     small = add(scheduler, "c", 1)
     while not sum(scheduler.num_preemptions.values()):
         turns.take()
+    while victim.status is Status.WAITING:
+        assert Status.WAITING is small.status
+        turns.take()
 
-    states = [small.status]
-    turns.take()
-    states.append(small.status)
-    assert [Status.WAITING, Status.RUNNING] == states
+    assert [Status.RUNNING, Status.RUNNING] == [victim.status, small.status]
 
 
 def test_a_lone_sequence_that_cannot_grow_ends_by_length() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from engine.block_manager import BlockManager
 from engine.policy import Headroom, PreemptionPolicy
 from engine.prefix import blake2b_128, xxh3_128
-from engine.request import FinishReason, Progress, Request, Sequence
+from engine.request import FinishReason, Progress, Request, Sequence, Status
 from engine.sampling_params import SamplingParams
 from engine.scheduler import Scheduler
 from tests.support.fake_runner import FakeRunner, Turns, answer_token
@@ -104,7 +104,7 @@ def add_request(world: World, number: int) -> None:
         prompt=family,
         params=params,
         cache_salt=rng.choice([None, None, "", "a"]),
-        priority=rng.choice([0, 0, 0, 1, -1]),
+        priority=rng.choice([0, 1, 2, 2, 2, -1, 5]),
         resumed=resumed,
     )
     world.alive[request_id] = [Sequence(request, index) for index in range(params.n)]
@@ -137,6 +137,52 @@ def check_answer(world: World, sequence: Sequence) -> None:
         assert reason is sequence.finish_reason
 
 
+def order(sequence: Sequence, world: World) -> tuple[int, int]:
+    return sequence.request.priority, world.everyone.index(sequence)
+
+
+def check_capacity(world: World) -> None:
+    """What is said of each priority, counted one by one."""
+    scheduler, blocks = world.scheduler, world.blocks
+    alive = [sequence for sequence in world.everyone if not sequence.finished]
+
+    def claim(sequence: Sequence) -> int:
+        limit = min(sequence.num_prompt_tokens + sequence.params.max_tokens, scheduler.max_model_len)
+        ahead = min(sequence.num_tokens + scheduler.headroom.tokens, limit - 1)
+        held = len(sequence.block_table) or blocks.num_blocks_for(sequence.num_tokens)
+        return max(held, blocks.num_blocks_for(ahead))
+
+    promised = sum(claim(sequence) - len(sequence.block_table) for sequence in scheduler.running)
+    wanted = sum(claim(sequence) for sequence in alive if sequence.status is not Status.RUNNING)
+    idle = blocks.num_free_blocks + blocks.num_fenced_blocks
+    free = idle - promised - wanted
+    capacity = scheduler.capacity()
+    assert max(0, free) * blocks.block_size == capacity.free_tokens
+    for priority, gain in enumerate(capacity.freeable):
+        behind = [sequence for sequence in alive if sequence.request.priority > priority]
+        running = [sequence for sequence in behind if sequence.status is Status.RUNNING]
+        had = min(blocks.num_usable_blocks - idle + promised, sum(map(claim, running)))
+        had += sum(claim(sequence) for sequence in behind if sequence.status is not Status.RUNNING)
+        assert (len(running), len(behind) - len(running)) == (gain.seqs, gain.passed)
+        assert max(0, had + min(0, free)) * blocks.block_size == gain.tokens
+
+
+def take_turn(world: World) -> None:
+    """A turn in which the least urgent gave way first, and nobody came in who is no more urgent than they."""
+    scheduler = world.scheduler
+    before = scheduler.running
+    joined: list[Sequence] = []
+    step = world.turns.take()
+    scheduler.check()
+    check_capacity(world)
+    if step is not None:
+        joined = [chunk.sequence for chunk in step.chunks if chunk.join]
+    victims = [order(s, world) for s in before if not s.finished and s.status is not Status.RUNNING]
+    if victims:
+        assert all(order(s, world) < min(victims) for s in scheduler.running)
+        assert all(s.request.priority < min(victims)[0] for s in joined)
+
+
 def play(world: World, num_requests: int) -> None:
     rng, turns = world.rng, world.turns
     number = 0
@@ -148,8 +194,7 @@ def play(world: World, num_requests: int) -> None:
             unfinished = [sequence for sequence in world.everyone if not sequence.finished]
             world.scheduler.abort(rng.choice(unfinished or world.everyone))
             world.scheduler.check()
-        turns.take()
-        world.scheduler.check()
+        take_turn(world)
         if number == num_requests and not world.scheduler.has_work and not turns.runner.in_flight:
             break
     else:

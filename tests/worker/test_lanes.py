@@ -4,12 +4,17 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
+from pathlib import Path
+from typing import Any
 
+from engine.llm_engine import LLMEngine
 from engine.request import Request, StepOutputs
 from pagemill.client import Client
 from pagemill.schema import Job
+from tests.support.cuda_engine import make_engine
 from tests.support.servers import wait_for
 from tests.support.services import RunningService
+from tests.support.tiny_models import save_tiny_model
 from worker.fake_engine import FakeEngine
 
 SEATS = 4
@@ -143,3 +148,46 @@ def test_bulk_does_not_pass_what_is_urgent(server_url: str, queue: str, client: 
         assert LOOK_AHEAD == sum(client.status(job_id).state == "running" for job_id in bulk)
         engine.run_freely()
         assert {"done"} == {client.result(job_id, wait_s=20).status for job_id in urgent + bulk}
+
+
+class CountedEngine:
+    """The real engine; how many steps it had launched when it was given a request, and when that ended."""
+
+    def __init__(self, engine: LLMEngine) -> None:
+        self._engine = engine
+        self.added: dict[str, int] = {}
+        self.ended: dict[str, int] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def add(self, request: Request) -> None:
+        self._engine.add(request)
+        self.added[request.request_id] = self._engine.stats().num_steps
+
+    def step(self) -> StepOutputs:
+        outputs = self._engine.step()
+        self.ended |= {one.request_id: self._engine.stats().num_steps for one in outputs.finished}
+        return outputs
+
+
+def test_a_flood_delays_the_real_engine_by_no_step(server_url: str, queue: str, client: Client, tmp_path: Path) -> None:
+    """
+    A model computes an urgent prompt in the step after the one that ran when it came, whatever bulk has.
+    """
+    save_tiny_model("llama", tmp_path)
+    engine = CountedEngine(make_engine(tmp_path, cuda=False, mode="swap", num_blocks=120, max_num_seqs=SEATS))
+    with RunningService(server_url, queue, engine=engine):
+        flood = submit(client, "bulk", num_jobs=16, max_tokens=60)
+        wait_for(lambda: engine.stats().num_running == SEATS)
+        urgent, answers = [], []
+        for _ in range(3):
+            urgent += submit(client, "interactive", num_jobs=1, max_tokens=1)
+            answers.append(client.result(urgent[-1], wait_s=30))
+        states = {client.status(job_id).state for job_id in flood}
+        results = [client.result(job_id, wait_s=60) for job_id in flood]
+
+    assert {"done"} == {answer.status for answer in answers + results}
+    assert [1, 1, 1] == [engine.ended[job_id] - engine.added[job_id] for job_id in urgent]
+    assert "queued" in states
+    assert engine.stats().num_preemptions >= 1

@@ -1,0 +1,157 @@
+"""Blocks that sequences have and will need, by priority: for admission, and for those who bring more work."""
+
+from itertools import islice
+from math import inf
+
+from engine.block_manager import BlockManager
+from engine.entries import Entry, EntryList, Queue
+from engine.policy import Headroom
+from engine.request import PRIORITIES, Capacity, Freeable
+from engine.running import Running
+
+# queued sequences that one step may pass over because another computes their prefix
+MAX_PASSED_OVER = 64
+_NOTHING = Freeable()
+
+
+class Claims:
+    """
+    Counts over all sequences; changes none of them.
+
+    A sequence claims the blocks that it has, or starts with, and those that it will grow into as
+    far as the headroom looks.
+    """
+
+    def __init__(self, blocks: BlockManager, running: Running, queue: Queue, headroom: Headroom) -> None:
+        self._blocks = blocks
+        self._running = running
+        self._queue = queue
+        self._headroom = headroom
+        # what was counted, behind what it was counted for: asked for at every step, and the same at most of them
+        self._num_behind: tuple[int, tuple[int, ...]] = (-1, ())
+        self._queued: tuple[tuple[int, int], list[int], tuple[int, ...]] = ((-1, 0), [], ())
+
+    def levels(self, *, with_partials: bool) -> tuple[float, ...]:
+        """
+        Priorities up to which is planned, one after the other: a single one for all, unless a prompt is more urgent
+        than something that runs.
+
+        Args:
+            with_partials: Prompts may be among those that run.
+        """
+        running, queue = self._running.entries, self._queue
+        prompts = [entries[0].priority for entries in (queue, running if with_partials else ()) if entries]
+        level: float = min(prompts, default=inf)
+        levels = []
+        while running and level < running[-1].priority:
+            levels.append(level)
+            level = min(queue.next_priority(level), running.next_priority(level))
+        return (*levels, inf)
+
+    def growth(self, entry: Entry) -> int:
+        """Blocks that a queued sequence will need beyond those it starts with."""
+        num_tokens = entry.sequence.num_tokens
+        ahead = min(num_tokens + self._headroom.tokens, entry.limit - 1)
+        return max(0, self._blocks.num_blocks_for(ahead) - self._blocks.num_blocks_for(num_tokens))
+
+    def promised(self, priority: float = inf) -> int:
+        """Blocks that those who run, up to a priority, will need beyond what they have."""
+        running, size = self._running, self._blocks.block_size
+        claims = running.claims(self._headroom.tokens)
+        place = running.entries.place_behind(priority)
+        if place == len(running):
+            return int(claims.sum()) // size - running.num_blocks
+        slots = running.slots[:place]
+        return int((claims[slots] - running.room[slots]).sum()) // size
+
+    def demand(self, entry: Entry, promised: int) -> int:
+        """
+        Free blocks that it takes to start a queued sequence: its own, those that it will grow into, and `promised`.
+
+        Where all that run can be preempted, and no more can be had, its own alone.
+
+        Args:
+            promised: To those who run and are not less urgent.
+        """
+        blocks = self._blocks
+        wanted = blocks.num_blocks_to_start(entry.sequence)
+        demand = wanted + self.growth(entry) + promised
+        if demand <= blocks.num_free_blocks or self._running.entries.place_behind(entry.priority):
+            return demand
+        return demand if demand <= blocks.num_free_blocks + blocks.num_used_blocks else wanted
+
+    def num_victims(self, entry: Entry, lacking: int) -> int | None:
+        """How many less urgent sequences, the last first, must go for so many blocks; None where all are too few."""
+        kept = self._running.entries.place_behind(entry.priority)
+        victims = reversed(self._running.entries[kept:])
+        return self._blocks.num_to_free((victim.sequence.block_table for victim in victims), lacking)
+
+    def wait_for_steps(self, completed: int, budget: int) -> bool:
+        """
+        Whether urgent work lacks blocks that are there, or can be taken from less urgent work, once no step is in
+        flight: another step without it would only delay it.
+
+        Args:
+            completed: Newest step that has completed.
+            budget: Tokens of a step.
+        """
+        queue, running, blocks = self._queue, self._running.entries, self._blocks
+        num_blocks = 0
+        for entry in islice(queue, MAX_PASSED_OVER + 1):
+            sequence, priority = entry.sequence, entry.priority
+            if not running or priority >= running[-1].priority or entry.gate > completed:
+                break
+            if blocks.is_being_computed(sequence):
+                continue
+            if budget <= self._running.num_missing(running.place_behind(priority)):
+                break
+            lacking = self.demand(entry, self.promised(priority) + num_blocks) - blocks.num_free_blocks
+            if lacking > 0:
+                lacking -= blocks.num_fenced_blocks
+                return lacking <= 0 or self.num_victims(entry, lacking) is not None
+            budget -= sequence.num_tokens - blocks.match_prefix(sequence)
+            num_blocks += blocks.num_blocks_to_start(sequence) + self.growth(entry)
+        return False
+
+    def capacity(self, *, max_num_seqs: int, max_model_len: int) -> Capacity:
+        """What could be added now and start at once."""
+        running, blocks, size = self._running, self._blocks, self._blocks.block_size
+        claimed, *claims = running.claims_behind(self._headroom.tokens)
+        (queued, *waiting), num_passed = self._count_queue()
+        promised = int(claimed) // size - running.num_blocks
+        idle = blocks.num_free_blocks + blocks.num_fenced_blocks
+        free = idle - promised - queued
+        # blocks that several share count for each of them, and come back once
+        most = blocks.num_usable_blocks - idle + promised
+        freeable = []
+        for claim, num_blocks, seqs, passed in zip(claims, waiting, self._count_running(), num_passed, strict=True):
+            gained = min(most, int(claim) // size) + num_blocks + min(0, free)
+            freeable.append(Freeable(seqs, max(0, gained) * size, passed) if seqs or passed else _NOTHING)
+        return Capacity(
+            free_seqs=max_num_seqs - len(running),
+            free_tokens=max(0, free) * size,
+            waiting_seqs=len(self._queue),
+            total_tokens=blocks.num_usable_blocks * size,
+            max_model_len=max_model_len,
+            freeable=tuple(freeable),
+        )
+
+    def _count_running(self) -> tuple[int, ...]:
+        # how many run behind each priority
+        entries = self._running.entries
+        if self._num_behind[0] != entries.changes:
+            self._num_behind = (entries.changes, _num_behind(entries))
+        return self._num_behind[1]
+
+    def _count_queue(self) -> tuple[list[int], tuple[int, ...]]:
+        # blocks that all who are queued will need, and those behind each priority; and how many these are
+        key = (self._queue.changes, self._headroom.tokens)
+        if key != self._queued[0]:
+            claims = self._queue.claims(key[1], self._blocks.block_size)
+            counts = _num_behind(self._queue)
+            self._queued = (key, [int(claims[len(claims) - count :].sum()) for count in (len(claims), *counts)], counts)
+        return self._queued[1:]
+
+
+def _num_behind(entries: EntryList) -> tuple[int, ...]:
+    return tuple(len(entries) - entries.place_behind(priority) for priority in PRIORITIES)

@@ -1,0 +1,95 @@
+"""What an engine says it could take, by priority."""
+
+import pytest
+
+from engine.request import Freeable
+from tests.support.planning import add, make_scheduler, make_turns
+
+INTERACTIVE, STANDARD, BULK = range(3)
+
+
+def test_what_runs_and_waits_behind_a_priority_can_be_had() -> None:
+    """
+    Seats and blocks of who runs, and what was promised to them and to those who wait; nothing of one's like.
+    """
+    scheduler = make_scheduler(num_blocks=101, max_num_seqs=4, headroom=16)
+    turns = make_turns(scheduler)
+    for name, priority in (("a", INTERACTIVE), ("b", STANDARD), ("c", BULK), ("d", BULK)):
+        add(scheduler, name, 16, max_tokens=40, priority=priority)
+    turns.take()
+    add(scheduler, "e", 16, max_tokens=40, priority=BULK)
+
+    capacity = scheduler.capacity()
+
+    # each of those that run has 17 tokens in 4 blocks, and will need 5 more; who waits 8
+    assert (0, 4 * (100 - 4 * 9 - 8)) == (capacity.free_seqs, capacity.free_tokens)
+    assert (Freeable(3, 4 * (3 * 9 + 8), 1), Freeable(2, 4 * (2 * 9 + 8), 1), Freeable()) == capacity.freeable
+
+
+def test_what_was_promised_twice_is_no_gain() -> None:
+    """
+    Where those who wait want more than is free, that much of what could be taken is missing already.
+    """
+    scheduler = make_scheduler(num_blocks=31, max_num_seqs=4, headroom=0)
+    turns = make_turns(scheduler)
+    add(scheduler, "a", 60, max_tokens=20, priority=BULK)
+    turns.take()
+    add(scheduler, "b", 80, max_tokens=20, priority=STANDARD)
+
+    capacity = scheduler.capacity()
+
+    # of 30 blocks a will need 16 and b wants 20
+    assert 0 == capacity.free_tokens
+    assert (4 * 30, 4 * 10) == (capacity.freeable[INTERACTIVE].tokens, capacity.freeable[STANDARD].tokens)
+    assert (1, 1) == (capacity.freeable[INTERACTIVE].seqs, capacity.freeable[INTERACTIVE].passed)
+
+
+def test_blocks_that_bulk_shares_are_counted_once() -> None:
+    """
+    More than there is cannot come free.
+    """
+    scheduler = make_scheduler(num_blocks=41, max_num_seqs=8, headroom=0)
+    turns = make_turns(scheduler)
+    for name in "abcdef":
+        add(scheduler, name, 81, max_tokens=3, first=0, priority=BULK)
+    turns.take()
+    turns.take()
+    turns.take()
+    assert 6 == scheduler.num_running
+
+    capacity = scheduler.capacity()
+
+    assert capacity.free_tokens + capacity.freeable[INTERACTIVE].tokens == capacity.total_tokens
+
+
+@pytest.mark.parametrize("priority", [-1, 0, 7])
+def test_priorities_beyond_the_three_count_too(priority: int) -> None:
+    """
+    A larger one is behind all of them, a smaller one behind none.
+    """
+    scheduler = make_scheduler(headroom=0)
+    turns = make_turns(scheduler)
+    add(scheduler, "a", 8, max_tokens=1, priority=priority)
+    add(scheduler, "b", 8, max_tokens=9, priority=priority)
+    turns.take()
+
+    gains = [gain.seqs for gain in scheduler.capacity().freeable]
+
+    assert ([1, 1, 1] if priority == 7 else [0, 0, 0]) == gains
+    assert Freeable() == scheduler.capacity().freeable_by(8)
+
+
+def test_who_asks_is_told_of_every_change() -> None:
+    """
+    Counts are kept from one call to the next, and not for longer than they are right.
+    """
+    scheduler = make_scheduler(max_num_seqs=2)
+    turns = make_turns(scheduler)
+    sequences = [add(scheduler, name, 8, max_tokens=9, priority=BULK) for name in "abc"]
+    seen = []
+    for act in (turns.take, lambda: scheduler.abort(sequences[2]), lambda: scheduler.abort(sequences[0]), turns.run):
+        act()
+        gain = scheduler.capacity().freeable[STANDARD]
+        seen.append((gain.seqs, gain.passed))
+
+    assert [(2, 1), (2, 0), (1, 0), (0, 0)] == seen
