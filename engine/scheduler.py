@@ -195,9 +195,13 @@ class Scheduler:
         """
         assert step.step_id == self._completed + 1, f"step {step.step_id} failed after step {self._completed}"
         self._completed = step.step_id
-        # its copies to the host may not have been made
+        # what it computed of those that were preempted since, and its copies to the host, may not be there
         copied = {copy.host_block for copy in step.swap_out}
-        queued = [entry for entry in self._queue if not copied.isdisjoint(entry.sequence.host_blocks)]
+        queued = [
+            entry
+            for entry in self._queue
+            if entry.gate >= step.step_id or not copied.isdisjoint(entry.sequence.host_blocks)
+        ]
         for entry in queued:
             self._queue.remove_sorted(entry)
         running = list(self._running.entries)

@@ -70,7 +70,12 @@ class FailingRunner(FakeRunner):
 
 
 def make_engine(
-    fails: Callable[[Step], tuple[str, RuntimeError] | None], *, depth: int = 1, num_blocks: int = 33, seqs: int = 8
+    fails: Callable[[Step], tuple[str, RuntimeError] | None],
+    *,
+    depth: int = 1,
+    num_blocks: int = 33,
+    seqs: int = 8,
+    mode: str = "swap",
 ) -> tuple[LLMEngine, Scheduler]:
     scheduler = Scheduler(
         BlockManager(num_blocks=num_blocks, block_size=BLOCK_SIZE, num_host_blocks=num_blocks),
@@ -78,7 +83,7 @@ def make_engine(
         max_num_batched_tokens=32,
         max_model_len=MAX_MODEL_LEN,
         # copies cost nothing: whatever is preempted is swapped
-        preemption=PreemptionPolicy("swap", bytes_per_token=1),
+        preemption=PreemptionPolicy(mode, bytes_per_token=1),
         headroom=Headroom(least=0),
     )
     engine = LLMEngine(
@@ -94,9 +99,10 @@ def make_engine(
     return engine, scheduler
 
 
-def add(engine: LLMEngine, name: str, num_prompt: int, max_tokens: int, n: int = 1) -> None:
+def add(engine: LLMEngine, name: str, num_prompt: int, max_tokens: int, n: int = 1, priority: int = 0) -> None:
     prompt = np.arange(num_prompt, dtype=np.int32)
-    engine.add(Request(name, prompt, SamplingParams(max_tokens=max_tokens, n=n, ignore_eos=True)))
+    params = SamplingParams(max_tokens=max_tokens, n=n, ignore_eos=True)
+    engine.add(Request(name, prompt, params, priority=priority))
 
 
 def run(engine: LLMEngine, scheduler: Scheduler) -> dict[tuple[str, int], tuple[int, ...]]:
@@ -148,7 +154,7 @@ def test_less_is_asked_for_afterwards() -> None:
 @pytest.mark.parametrize("seed", range(30))
 def test_any_failures_leave_every_answer_as_it_is(seed: int) -> None:
     """
-    Failures at random, amid preemption by swap, n answers, shared prefixes and aborts.
+    Failures at random, amid preemption by swap and by lanes, n answers, shared prefixes and aborts.
     """
     rng = random.Random(seed)
     failing = {rng.randrange(1, 80): rng.choice(PLACES) for _ in range(MAX_SHEDS)}
@@ -156,11 +162,14 @@ def test_any_failures_leave_every_answer_as_it_is(seed: int) -> None:
         lambda step: (failing[step.step_id], full()) if step.step_id in failing else None,
         depth=rng.choice([1, 2, 3]),
         num_blocks=rng.choice([17, 20, 33]),
+        mode=rng.choice(["swap", "recompute"]),
     )
     wanted = {}
     for number in range(12):
         num_prompt, max_tokens, n = rng.randint(1, 30), rng.randint(1, 30), rng.choice([1, 1, 3])
-        add(engine, f"r{number}", num_prompt, max_tokens, n)
+        add(engine, f"r{number}", num_prompt, max_tokens, n, priority=rng.choice([0, 1, 2]))
+        if number % 3 == 2:
+            engine.step()
         for index in range(n):
             tokens = (answer_token(f"r{number}", index, num_prompt + place) for place in range(max_tokens))
             wanted[f"r{number}", index] = tuple(tokens)[: MAX_MODEL_LEN - num_prompt]
@@ -175,6 +184,34 @@ def test_any_failures_leave_every_answer_as_it_is(seed: int) -> None:
     assert answers
     for (name, index), tokens in answers.items():
         assert wanted[name, index] == tokens, f"{name}#{index}"
+
+
+@pytest.mark.parametrize("depth", [2, 3])
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("mode", ["swap", "recompute"])
+def test_who_was_preempted_while_the_step_was_in_flight_is_answered_too(mode: str, depth: int, place: str) -> None:
+    """
+    Their token in it is lost, and so is what it had computed of them, and the copies that were to be made of that.
+    """
+    failing: set[int] = set()
+    engine, scheduler = make_engine(
+        lambda step: (place, full()) if step.step_id in failing else None, depth=depth, seqs=2, mode=mode
+    )
+    add(engine, "b1", 5, 20, priority=2)
+    add(engine, "b2", 7, 20, priority=2)
+    for _ in range(3 * depth):
+        engine.step()
+    assert 2 == scheduler.num_running
+    failing.add(engine.stats().num_steps + 1)
+    add(engine, "u", 4, 3)
+
+    answers = run(engine, scheduler)
+
+    lengths = {"b1": (5, 20), "b2": (7, 20), "u": (4, 3)}
+    assert {
+        (name, 0): tuple(answer_token(name, 0, start + place) for place in range(count))
+        for name, (start, count) in lengths.items()
+    } == answers
 
 
 def test_a_device_that_stays_full_ends_the_engine() -> None:
