@@ -27,9 +27,12 @@ class Claims:
         self._running = running
         self._queue = queue
         self._headroom = headroom
-        # what was counted, behind what it was counted for: asked for at every step, and the same at most of them
-        self._num_behind: tuple[int, tuple[int, ...]] = (-1, ())
-        self._queued: tuple[tuple[int, int], list[int], tuple[int, ...]] = ((-1, 0), [], ())
+        # what is asked for at every step, and is the same at most of them, behind what it was counted for
+        self._counted_running = -1
+        self._num_behind: tuple[int, ...] = ()
+        self._counted_queue = (-1, 0)
+        self._queued = 0
+        self._waiting: tuple[tuple[int, int], ...] = ()
 
     def levels(self, *, with_partials: bool) -> tuple[float, ...]:
         """
@@ -116,17 +119,19 @@ class Claims:
     def capacity(self, *, max_num_seqs: int, max_model_len: int) -> Capacity:
         """What could be added now and start at once."""
         running, blocks, size = self._running, self._blocks, self._blocks.block_size
+        self._count()
         claimed, *claims = running.claims_behind(self._headroom.tokens)
-        (queued, *waiting), num_passed = self._count_queue()
         promised = int(claimed) // size - running.num_blocks
         idle = blocks.num_free_blocks + blocks.num_fenced_blocks
-        free = idle - promised - queued
+        free = idle - promised - self._queued
         # blocks that several share count for each of them, and come back once
         most = blocks.num_usable_blocks - idle + promised
-        freeable = []
-        for claim, num_blocks, seqs, passed in zip(claims, waiting, self._count_running(), num_passed, strict=True):
-            gained = min(most, int(claim) // size) + num_blocks + min(0, free)
-            freeable.append(Freeable(seqs, max(0, gained) * size, passed) if seqs or passed else _NOTHING)
+        freeable = [_NOTHING] * len(PRIORITIES)
+        for index, claim in enumerate(claims):
+            seqs, (passed, num_blocks) = self._num_behind[index], self._waiting[index]
+            if seqs or passed:
+                gained = min(most, int(claim) // size) + num_blocks + min(0, free)
+                freeable[index] = Freeable(seqs, max(0, gained) * size, passed)
         return Capacity(
             free_seqs=max_num_seqs - len(running),
             free_tokens=max(0, free) * size,
@@ -136,21 +141,16 @@ class Claims:
             freeable=tuple(freeable),
         )
 
-    def _count_running(self) -> tuple[int, ...]:
-        # how many run behind each priority
-        entries = self._running.entries
-        if self._num_behind[0] != entries.changes:
-            self._num_behind = (entries.changes, _num_behind(entries))
-        return self._num_behind[1]
-
-    def _count_queue(self) -> tuple[list[int], tuple[int, ...]]:
-        # blocks that all who are queued will need, and those behind each priority; and how many these are
-        key = (self._queue.changes, self._headroom.tokens)
-        if key != self._queued[0]:
-            claims = self._queue.claims(key[1], self._blocks.block_size)
-            counts = _num_behind(self._queue)
-            self._queued = (key, [int(claims[len(claims) - count :].sum()) for count in (len(claims), *counts)], counts)
-        return self._queued[1:]
+    def _count(self) -> None:
+        # how many run behind each priority; how many wait, and the blocks that they will need
+        entries, queue, ahead = self._running.entries, self._queue, self._headroom.tokens
+        if entries.changes != self._counted_running:
+            self._counted_running, self._num_behind = entries.changes, _num_behind(entries)
+        if (queue.changes, ahead) != self._counted_queue:
+            self._counted_queue = (queue.changes, ahead)
+            claims = queue.claims(ahead, self._blocks.block_size)
+            self._queued = int(claims.sum())
+            self._waiting = tuple((count, int(claims[len(queue) - count :].sum())) for count in _num_behind(queue))
 
 
 def _num_behind(entries: EntryList) -> tuple[int, ...]:
