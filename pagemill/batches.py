@@ -7,13 +7,13 @@ from hashlib import blake2b
 from typing import Annotated, Any, Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from pagemill.errors import BatchNotFound, Conflict, InvalidJob
 from pagemill.ids import uuid7
 from pagemill.keys import QueueKeys
 from pagemill.messages import BatchState, BatchStatus, HookDelivery
-from pagemill.schema import Name, check_metadata, explain
+from pagemill.schema import Metadata, Name, explain
 from pagemill.scripts import Arg, Call, load
 
 # open jobs that one call looks at
@@ -53,12 +53,7 @@ class Batch(BaseModel):
     tenant: Name = "default"
     result_ttl_s: int = Field(86400, ge=1, le=30 * 86400)
     webhook: Annotated[str, Field(max_length=2048), AfterValidator(http_url)] | None = None
-    metadata: dict[str, str] = Field(default_factory=dict)
-
-    @model_validator(mode="after")
-    def _small_metadata(self) -> Self:
-        check_metadata(self.metadata)
-        return self
+    metadata: Metadata = Field(default_factory=dict)
 
     @classmethod
     def build(cls, **fields: Any) -> Self:

@@ -1,5 +1,6 @@
 """What a client's verbs stand on: its connections, and where to find a name; for threads and for asyncio."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, Self
@@ -15,10 +16,10 @@ from pagemill.scripts import translated
 from pagemill.settings import ClientSettings
 
 
-class ClientBase:
+class _Common(ABC):
     """
-    A blocking client's connections. What is not given comes from ClientSettings; nothing is opened
-    before the first call.
+    What a client has open. What is not given comes from ClientSettings; nothing is opened before the
+    first call.
     """
 
     def __init__(
@@ -29,11 +30,24 @@ class ClientBase:
         object_store: str | ObjectStore | None = None,
         max_queued_tokens: int | None = None,
     ) -> None:
-        settings = _settings(redis_url, queue, object_store, max_queued_tokens)
-        self._redis: Redis = connect(settings.redis_url)
+        place = object_store if isinstance(object_store, str) else None
+        settings = ClientSettings.load(
+            strict=False, redis_url=redis_url, queue=queue, object_store=place, max_queued_tokens=max_queued_tokens
+        )
+        self._connect(settings.redis_url)
         self._store = store_of(settings.object_store if object_store is None else object_store)
         self._max_queued_tokens = settings.max_queued_tokens
         self._directory = Directory(settings.queue)
+
+    @abstractmethod
+    def _connect(self, redis_url: str) -> None: ...
+
+
+class ClientBase(_Common):
+    """A blocking client's connections."""
+
+    def _connect(self, redis_url: str) -> None:
+        self._redis: Redis = connect(redis_url)
 
     def __enter__(self) -> Self:
         return self
@@ -60,10 +74,8 @@ class ClientBase:
         places = self._directory.candidates(name)
         if len(places) == 1:
             return places[0]
-        there = self._pipeline(*(("EXISTS", key(keys)) for keys in places))
-        found = next((keys for keys, known in zip(places, there, strict=True) if known), places[0])
-        self._directory.settle(name, found)
-        return found
+        found = self._pipeline(*(("EXISTS", key(keys)) for keys in places))
+        return self._directory.first(name, places, found)
 
     def _pipeline(self, *commands: tuple[Any, ...]) -> list[Any]:
         with translated(), self._redis.pipeline(transaction=False) as pipeline:
@@ -72,22 +84,11 @@ class ClientBase:
             return pipeline.execute()
 
 
-class AsyncClientBase:
+class AsyncClientBase(_Common):
     """As ClientBase, for one event loop."""
 
-    def __init__(
-        self,
-        redis_url: str | None = None,
-        *,
-        queue: str | None = None,
-        object_store: str | ObjectStore | None = None,
-        max_queued_tokens: int | None = None,
-    ) -> None:
-        settings = _settings(redis_url, queue, object_store, max_queued_tokens)
-        self._redis: AsyncRedis = connect_async(settings.redis_url)
-        self._store = store_of(settings.object_store if object_store is None else object_store)
-        self._max_queued_tokens = settings.max_queued_tokens
-        self._directory = Directory(settings.queue)
+    def _connect(self, redis_url: str) -> None:
+        self._redis: AsyncRedis = connect_async(redis_url)
 
     async def __aenter__(self) -> Self:
         return self
@@ -114,10 +115,8 @@ class AsyncClientBase:
         places = self._directory.candidates(name)
         if len(places) == 1:
             return places[0]
-        there = await self._pipeline(*(("EXISTS", key(keys)) for keys in places))
-        found = next((keys for keys, known in zip(places, there, strict=True) if known), places[0])
-        self._directory.settle(name, found)
-        return found
+        found = await self._pipeline(*(("EXISTS", key(keys)) for keys in places))
+        return self._directory.first(name, places, found)
 
     async def _pipeline(self, *commands: tuple[Any, ...]) -> list[Any]:
         with translated():
@@ -125,12 +124,3 @@ class AsyncClientBase:
                 for command in commands:
                     pipeline.execute_command(*command)
                 return await pipeline.execute()
-
-
-def _settings(
-    redis_url: str | None, queue: str | None, object_store: str | ObjectStore | None, max_queued_tokens: int | None
-) -> ClientSettings:
-    place = object_store if isinstance(object_store, str) else None
-    return ClientSettings.load(
-        strict=False, redis_url=redis_url, queue=queue, object_store=place, max_queued_tokens=max_queued_tokens
-    )

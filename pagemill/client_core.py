@@ -245,6 +245,12 @@ class Directory:
         home = self._homes.get(name)
         return [home] if home else list(self._queues.values())
 
+    def first(self, name: str, places: Sequence[QueueKeys], found: Sequence[int]) -> QueueKeys:
+        """The first of the places where it was found, remembered; the likeliest where it was in none."""
+        home = next((keys for keys, there in zip(places, found, strict=True) if there), places[0])
+        self.settle(name, home)
+        return home
+
 
 class Deadline:
     """A time to wait, or none."""

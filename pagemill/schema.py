@@ -5,10 +5,9 @@ A job is JSON under the key d:<id>, or in an object; a result likewise under r:<
 fields are refused, so that a misspelt option is an error and not a silent default.
 """
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import from_json
 
 from pagemill.errors import InvalidJob
@@ -65,6 +64,16 @@ def _few(value: Any) -> Any:
     if isinstance(value, dict) and len(value) > MAX_FIELDS:
         raise ValueError(f"{len(value):,} fields: want no more than {MAX_FIELDS:,}")
     return value
+
+
+def _small(metadata: dict[str, str]) -> dict[str, str]:
+    num_bytes = sum(_num_bytes(name) + _num_bytes(value) for name, value in metadata.items())
+    if num_bytes > MAX_METADATA_BYTES:
+        raise ValueError(f"metadata has {num_bytes:,} bytes: want no more than {MAX_METADATA_BYTES:,}")
+    return metadata
+
+
+Metadata = Annotated[dict[str, str], BeforeValidator(_few), AfterValidator(_small)]
 
 
 class Message(_Wire):
@@ -162,7 +171,7 @@ class Job(_Wire):
     stream: bool = False
     result_store: Literal["auto", "redis", "object"] = "auto"
     batch: Name | None = None
-    metadata: Annotated[dict[str, str], BeforeValidator(_few)] = Field(default_factory=dict)
+    metadata: Metadata = Field(default_factory=dict)
 
     @model_validator(mode="before")
     @classmethod
@@ -173,11 +182,6 @@ class Job(_Wire):
     def _one_input(self) -> Self:
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("give exactly one of prompt and messages")
-        return self
-
-    @model_validator(mode="after")
-    def _small_metadata(self) -> Self:
-        check_metadata(self.metadata)
         return self
 
     @classmethod
@@ -358,16 +362,6 @@ class Result(_Wire):
         # four times as fast as leaving out what equals its default
         text = self.model_dump_json(exclude_unset=True, exclude={"version": True, **later}).encode()
         return b'{"version":%d,%b' % (self.version, text[1:])
-
-
-def check_metadata(metadata: Mapping[str, str]) -> None:
-    """
-    Raises:
-        ValueError: it is too large to be kept in the queue.
-    """
-    num_bytes = sum(_num_bytes(name) + _num_bytes(value) for name, value in metadata.items())
-    if num_bytes > MAX_METADATA_BYTES:
-        raise ValueError(f"metadata has {num_bytes:,} bytes: want no more than {MAX_METADATA_BYTES:,}")
 
 
 def explain(error: ValidationError) -> str:

@@ -8,8 +8,9 @@ them that writes every change to its append-only file. Every now and then one of
 killed, alone or with its supervisor, told to drain, or paused for longer than its lease; those that
 ended are started again. Some jobs kill whoever runs them. At the end each accepted job must have
 exactly one result with the text that an undisturbed run gives, the dead letters must be the poison
-and nothing else, and nothing may be left in the queue. Prints one line of JSON and exits with 1
-where anything is wrong, or where the jobs of a worker that was ended ran elsewhere too late.
+and nothing else, and nothing may be left in the queue. Where the jobs end before each kind of fault
+has happened, more are submitted. Prints one line of JSON and exits with 1 where anything is wrong,
+or where the jobs of a worker that was ended ran elsewhere too late.
 """
 
 import argparse
@@ -49,6 +50,9 @@ WORKER_FLAGS = (
 )
 _LOOK_S = 0.05
 
+# jobs that are waiting while a kind of fault has yet to happen
+_WORK_LEFT = 100
+
 
 def chaos(
     jobs: int,
@@ -83,8 +87,9 @@ def chaos(
         resumes = Resumes(redis_server.client, QUEUE, report.longest_resume_s)
         fleet = Fleet((*WORKER_FLAGS, "--redis-url", redis_server.url), folder, report, resumes, draw)
         try:
-            run = _Run(client, redis_server, fleet, resumes, report, draw)
+            run = _Run(client, redis_server, fleet, resumes, submitted, draw)
             run.until_all_ended(restarts, every_s, started + timeout_s)
+            report.jobs, report.server_restarts = len(submitted), run.restarts
             codes = fleet.drain()
         finally:
             fleet.kill()
@@ -104,20 +109,22 @@ class _Run:
         server: RedisProcess,
         fleet: Fleet,
         resumes: Resumes,
-        report: Report,
+        jobs: list[Job],
         draw: random.Random,
     ) -> None:
         self._client, self._server, self._fleet, self._resumes = client, server, fleet, resumes
-        self._report, self._draw = report, draw
+        self._jobs, self._draw = jobs, draw
+        self.restarts = 0
 
     def until_all_ended(self, restarts: int, every_s: tuple[float, float], deadline: float) -> None:
-        num_jobs = self._report.jobs
-        restarts_at = [num_jobs * (number + 1) // (restarts + 1) for number in range(restarts)]
+        restarts_at = [len(self._jobs) * (number + 1) // (restarts + 1) for number in range(restarts)]
         next_fault = 0.0
-        while (num_ended := _num_ended(self._client)) < num_jobs and time.monotonic() < deadline:
-            if restarts_at and num_ended >= restarts_at[0]:
+        while (num_left := len(self._jobs) - _num_ended(self._client)) > 0 and time.monotonic() < deadline:
+            if restarts_at and len(self._jobs) - num_left >= restarts_at[0]:
                 del restarts_at[0]
                 self._restart_server()
+            if self._fleet.has_faults_due and num_left < _WORK_LEFT:
+                self._submit_more()
             self._fleet.mend()
             if time.monotonic() >= next_fault:
                 self._fleet.disturb()
@@ -125,8 +132,13 @@ class _Run:
             self._resumes.look()
             time.sleep(_LOOK_S)
 
+    def _submit_more(self) -> None:
+        more = [_job(number) for number in range(len(self._jobs), len(self._jobs) + _WORK_LEFT)]
+        self._client.submit_many(more)
+        self._jobs += more
+
     def _restart_server(self) -> None:
-        self._report.server_restarts += 1
+        self.restarts += 1
         self._resumes.forget()
         self._server.kill()
         time.sleep(self._draw.uniform(0.2, 1.0))
@@ -137,14 +149,14 @@ def make_jobs(num_jobs: int, num_poison: int, draw: random.Random) -> list[Job]:
     """Jobs with their seeds; the poison lies anywhere among them."""
     places = dict(zip(draw.sample(range(num_jobs), num_poison), range(num_poison), strict=True))
     return [
-        Job.build(
-            prompt=f"poison:{POISONS[places[number] % len(POISONS)]}"
-            if number in places
-            else f"prompt number {number}",
-            options={"max_tokens": MAX_TOKENS, "seed": number},
-        )
+        _job(number, f"poison:{POISONS[places[number] % len(POISONS)]}") if number in places else _job(number)
         for number in range(num_jobs)
     ]
+
+
+def _job(number: int, prompt: str = "") -> Job:
+    options = {"max_tokens": MAX_TOKENS, "seed": number}
+    return Job.build(prompt=prompt or f"prompt number {number}", options=options)
 
 
 def is_poison(job: Job) -> bool:

@@ -34,6 +34,11 @@ class Fleet:
         self._due = list(FAULTS)
         self.workers = [self._start() for _ in range(report.workers)]
 
+    @property
+    def has_faults_due(self) -> bool:
+        """Whether a kind of fault has not happened yet."""
+        return bool(self._due)
+
     def disturb(self) -> None:
         """Let a fault happen to one worker that has come up."""
         place = self._draw.randrange(len(self.workers))

@@ -1,62 +1,21 @@
 """TAKE_RAW, ADOPT, REFUSE_RAW: jobs that any program wrote, each once."""
 
-import json
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
-import pytest
 from redis import Redis
 
-from pagemill.calls import Answer
 from pagemill.client import Client
-from pagemill.client_core import prepare
-from pagemill.errors import Busy, Conflict, InvalidJob
+from pagemill.errors import Busy, Conflict
 from pagemill.keys import QueueKeys
 from pagemill.messages import Accepted
-from pagemill.raw import MAX_ENTRY_BYTES, MAX_READERS, TAKE_LOOKS, Adoption, RawEntry, Refusal, Taken
-from pagemill.schema import MAX_PAYLOAD_BYTES, Failure, Job
+from pagemill.raw import TAKE_LOOKS, Taken
+from pagemill.schema import MAX_PAYLOAD_BYTES
+from tests.support.raw_entries import adopt, in_stream, take, write
 from tests.support.servers import BlockingConsumer, a_job, wait_for
 
 MakeConsumer = Callable[..., BlockingConsumer]
-
-
-def write(redis: Redis, queue: str, payload: bytes | None = None, **fields: Any) -> str:
-    """One XADD, as any program does it; the entry's id."""
-    body = json.dumps({"prompt": "Why?"} | fields).encode() if payload is None else payload
-    entry_id: bytes = redis.xadd(QueueKeys(queue).raw, {"d": body})
-    return entry_id.decode()
-
-
-def take(worker: BlockingConsumer) -> list[RawEntry]:
-    taken: Taken = worker.run(worker.consumer.raw.take())
-    return taken.entries
-
-
-def adopt(worker: BlockingConsumer, *entries: RawEntry, limit: int = 0, job: Job | None = None) -> list[Answer | None]:
-    adoptions = []
-    for entry in entries:
-        fields = {"id": entry.job_id} | json.loads(entry.payload or b"{}")
-        adoptions.append(Adoption(entry.entry_id, prepare(job or Job.build(**fields))))
-    answers: list[Answer | None] = worker.run(worker.consumer.raw.adopt(adoptions, limit))
-    return answers
-
-
-def refuse(worker: BlockingConsumer, entry: RawEntry, job_id: str, why: str = "bad") -> int:
-    refusal = Refusal(entry.entry_id, job_id, Failure(code="invalid_job", message=why))
-    refused: int = worker.run(worker.consumer.raw.refuse([refusal]))
-    return refused
-
-
-def dead_letters(redis: Redis, queue: str) -> list[dict[bytes, bytes]]:
-    return [fields for _, fields in redis.xrange(f"{QueueKeys(queue).base}:dead")]
-
-
-def in_stream(redis: Redis, queue: str) -> tuple[int, int]:
-    """Entries that are there, and those of them that are in some worker's hands."""
-    raw = QueueKeys(queue).raw
-    return int(redis.xlen(raw)), int(redis.xpending(raw, "workers")["pending"])
 
 
 def test_an_entry_becomes_a_job(client: Client, consumer: MakeConsumer, redis: Redis, queue: str) -> None:
@@ -270,127 +229,6 @@ def test_a_full_server_keeps_the_entries(consumer: MakeConsumer, redis: Redis, q
     assert isinstance(adopt(worker, *entries)[0], Accepted)
 
 
-def test_a_full_server_still_refuses_garbage(consumer: MakeConsumer, redis: Redis, queue: str) -> None:
-    """
-    An entry that moves to the dead letters takes no more memory there.
-    """
-    worker = consumer()
-    write(redis, queue, b"garbage")
-    [entry] = take(worker)
-    redis.config_set("maxmemory", "100kb")
-    try:
-        refused = refuse(worker, entry, entry.job_id)
-    finally:
-        redis.config_set("maxmemory", "0")
-
-    assert (1, (0, 0)) == (refused, in_stream(redis, queue))
-
-
-def test_garbage_is_kept_with_its_bytes(client: Client, consumer: MakeConsumer, redis: Redis, queue: str) -> None:
-    """
-    The dead letters hold what was written and why it is no job; whoever waits for the job hears of it.
-    """
-    worker = consumer()
-    garbage = b"\x00\xff not a job\r\n"
-    why = 'no JSON: "\x00" \u2028\n'
-    write(redis, queue, garbage)
-    [entry] = take(worker)
-
-    assert [1, 0] == [refuse(worker, entry, entry.job_id, why) for _ in range(2)]
-
-    [letter] = dead_letters(redis, queue)
-    assert (b"garbage", why.encode(), garbage) == (letter[b"why"], letter[b"msg"], letter[b"raw"])
-    assert (entry.job_id, worker.worker_id) == (letter[b"j"].decode(), letter[b"worker"].decode())
-    result = client.result(entry.job_id)
-    assert ("failed", why) == (result.status, result.failure.message if result.failure else None)
-    status = client.status(entry.job_id)
-    assert ("failed", 0) == (status.state, status.attempt)
-    assert (0, 0) == in_stream(redis, queue)
-
-
-def test_garbage_that_names_a_job_of_the_queue_leaves_it_alone(
-    client: Client, consumer: MakeConsumer, redis: Redis, queue: str
-) -> None:
-    """
-    Nobody can end another's job with a bad entry of its name.
-    """
-    worker = consumer()
-    client.submit(a_job(id="good"))
-    write(redis, queue, b'{"id": "good"}')
-    [entry] = take(worker)
-
-    refuse(worker, entry, "good")
-
-    assert "queued" == client.status("good").state
-    assert 1 == len(dead_letters(redis, queue))
-
-
-def test_fields_that_are_no_job_are_kept_by_line(consumer: MakeConsumer, redis: Redis, queue: str) -> None:
-    """
-    An entry with other fields than d is kept as names and values.
-    """
-    worker = consumer()
-    redis.xadd(QueueKeys(queue).raw, {"prompt": "Why?", "lane": b"\xff"})
-    [entry] = take(worker)
-
-    refuse(worker, entry, entry.job_id)
-
-    assert (None, b"prompt\nWhy?\nlane\n\xff") == (entry.payload, dead_letters(redis, queue)[0][b"raw"])
-
-
-def test_an_entry_that_is_too_large_reaches_no_worker(
-    client: Client, consumer: MakeConsumer, redis: Redis, queue: str
-) -> None:
-    """
-    It goes from the stream to the dead letters inside the server; the next entry is served.
-    """
-    worker = consumer()
-    take(worker)
-    large = write(redis, queue, b"x" * MAX_ENTRY_BYTES)
-    good = write(redis, queue)
-
-    entries = take(worker)
-
-    assert [good] == [entry.entry_id for entry in entries]
-    [letter] = dead_letters(redis, queue)
-    assert MAX_ENTRY_BYTES == len(letter[b"raw"])
-    failure = client.result(f"raw-{large}").failure
-    assert "payload_too_large" == (failure.code if failure else None)
-    adopt(worker, *entries)
-
-
-def test_an_entry_that_readers_die_of_is_given_up(consumer: MakeConsumer, redis: Redis, queue: str) -> None:
-    """
-    After a few readers that died with an entry in hand nobody gets it any more.
-    """
-    write(redis, queue, b"deadly")
-    taken = []
-    for _ in range(MAX_READERS + 1):
-        reader = consumer()
-        taken.append(len(take(reader)))
-        redis.delete(reader.consumer.keys.worker(reader.worker_id))
-
-    assert [1] * MAX_READERS + [0] == taken
-    [letter] = dead_letters(redis, queue)
-    assert (b"deadly", b"3 workers died with the entry, and it is given up") == (letter[b"raw"], letter[b"msg"])
-
-
-def test_a_refusal_for_want_of_room_counts_as_no_death(consumer: MakeConsumer, redis: Redis, queue: str) -> None:
-    """
-    An entry may wait for room in the hands of any number of workers that come and go.
-    """
-    write(redis, queue, id="first")
-    write(redis, queue, id="second")
-    for _ in range(2 * MAX_READERS):
-        reader = consumer()
-        adopt(reader, *take(reader), limit=1)
-        redis.delete(reader.consumer.keys.worker(reader.worker_id))
-    last = consumer()
-
-    assert ["second"] == [json.loads(entry.payload or b"")["id"] for entry in take(last)]
-    adopt(last, *take(last))
-
-
 def test_one_call_takes_a_bounded_number(consumer: MakeConsumer, redis: Redis, queue: str) -> None:
     """
     A call stops after so many entries, and after so many bytes.
@@ -442,64 +280,6 @@ def test_new_entries_can_be_left_alone(consumer: MakeConsumer, redis: Redis, que
     assert Taken(held, 0) == worker.run(worker.consumer.raw.take(with_new=False))
     assert (2, 1) == in_stream(redis, queue)
     adopt(worker, *take(worker))
-
-
-def test_a_refused_entry_can_be_put_back(client: Client, consumer: MakeConsumer, redis: Redis, queue: str) -> None:
-    """
-    Its dead letter becomes an entry again, and the job that it then is has the id that it had.
-    """
-    worker = consumer()
-    entry_id = write(redis, queue)
-    [entry] = take(worker)
-    refuse(worker, entry, entry.job_id, "no worker knows it")
-    [letter] = client.dead_letters()
-
-    accepted = client.requeue_dead(letter.entry_id)
-    [again] = take(worker)
-    adopt(worker, again)
-    [delivery] = worker.pull()
-
-    assert (f"raw-{entry_id}", False) == (accepted.job_id, accepted.duplicate)
-    assert (accepted.job_id, entry.payload) == (again.job_id, again.payload)
-    assert accepted.job_id == delivery.job_id
-    assert ([], "running") == (client.dead_letters(), client.status(accepted.job_id).state)
-    worker.finish(delivery)
-    assert "done" == client.result(accepted.job_id).status
-
-
-def test_what_never_was_one_field_is_not_put_back(
-    client: Client, consumer: MakeConsumer, redis: Redis, queue: str
-) -> None:
-    """
-    Its letter keeps what it says, and not how to write it again.
-    """
-    worker = consumer()
-    redis.xadd(QueueKeys(queue).raw, {"job": b"{}"})
-    [entry] = take(worker)
-    refuse(worker, entry, entry.job_id)
-    [letter] = client.dead_letters()
-
-    with pytest.raises(InvalidJob):
-        client.requeue_dead(letter.entry_id)
-
-
-def test_the_id_of_a_refused_entry_can_be_used_again(
-    client: Client, consumer: MakeConsumer, redis: Redis, queue: str
-) -> None:
-    """
-    A program that mends its job need not think of another name for it.
-    """
-    worker = consumer()
-    write(redis, queue, b'{"id": "row-7", "promt": "Why?"}')
-    refuse(worker, *take(worker), "row-7")
-    assert "failed" == client.result("row-7").status
-
-    write(redis, queue, id="row-7")
-    [answer] = adopt(worker, *take(worker))
-    worker.finish(*worker.pull())
-
-    assert Accepted("row-7", "queued", duplicate=False) == answer
-    assert "done" == client.result("row-7").status
 
 
 def test_the_job_may_be_named_beside_it(consumer: MakeConsumer, redis: Redis, queue: str) -> None:

@@ -36,7 +36,7 @@ def alive(pid: int) -> bool:
 
 
 def started_by(pid: int) -> list[int]:
-    """The processes below this one: a server, a supervisor, and its worker."""
+    """The processes below this one: a server, a supervisor, its worker, and the engine of that."""
     children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     return children + [process for child in children for process in started_by(child)]
 
@@ -119,7 +119,7 @@ def test_interrupted_demo_stops_what_it_started(
     Ctrl-C and SIGTERM end the server and the worker, in order, before the demo itself.
     """
     processes = started_by(slow_demo.pid)
-    assert 3 == len(processes)
+    assert 4 == len(processes)
 
     slow_demo.send_signal(number)
 

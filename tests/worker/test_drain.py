@@ -112,7 +112,7 @@ def test_a_killed_workers_jobs_continue_from_their_checkpoint(
     with worker_process(tmp_path / "log", *flags, "--fake-tokens-per-s", "300") as worker:
         jobs = submit(client, 1, max_tokens=4000)
         key = f"{{pagemill:{queue}}}:ck:{jobs[0].id}"
-        wait_for(lambda: redis.strlen(key) >= 4 * 300)
+        wait_for(lambda: redis.strlen(key) >= 4 * 400)
         worker.kill()
     with RunningService(server_url, queue, lease_s=1.5) as peer:
         result = client.result(jobs[0].id, wait_s=20)

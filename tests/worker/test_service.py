@@ -2,7 +2,6 @@
 
 import json
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,43 +9,20 @@ import pytest
 from redis import Redis
 
 from engine.request import Completion, FinishReason, StepOutputs
-from pagemill import calls
 from pagemill.client import Client
-from pagemill.errors import Busy, StoreAway
-from pagemill.keys import MODELS, QueueKeys
+from pagemill.errors import Busy
+from pagemill.keys import MODELS
 from pagemill.object_store import FileStore
 from pagemill.schema import MAX_PAYLOAD_BYTES, Job
 from producers.local_redis import local_redis
 from tests.support.servers import wait_for
 from tests.support.services import RunningService
+from tests.support.unchecked import submit_unchecked
 from worker.fake_engine import FakeEngine
-from worker.retries import POLICIES, Fault, Policy
 
 
 def slow_engine(tokens_per_s: float = 200.0, **options: int) -> FakeEngine:
     return FakeEngine(tokens_per_s=tokens_per_s, **options)
-
-
-def submit_raw(url: str, queue: str, job_id: str, payload: bytes, **fields: object) -> None:
-    """Put a payload into the queue as a client that checks nothing would."""
-    submission = calls.Submission(
-        job_id=job_id,
-        fingerprint=job_id,
-        idempotency=job_id,
-        payload=payload,
-        ref=str(fields.get("ref", "")),
-        lane="standard",
-        tenant="default",
-        tokens=len(payload) // 3,
-        timeout_ms=0,
-        result_ttl_s=600,
-        stream=0,
-        seed=7,
-        metadata="{}",
-    )
-    call = calls.submit(QueueKeys(queue), [submission], 0)
-    with Redis.from_url(url) as server:
-        call.parse(server.execute_command(*call.by_source))
 
 
 def test_jobs_are_answered(server_url: str, queue: str, client: Client) -> None:
@@ -99,7 +75,7 @@ def test_bad_jobs_fail_with_their_code_and_stop_nobody(server_url: str, queue: s
     assert any(len(payload) > MAX_PAYLOAD_BYTES for payload, _ in bad.values())
     good = []
     for name, (payload, _) in bad.items():
-        submit_raw(server_url, queue, f"{queue}-{name}", payload)
+        submit_unchecked(server_url, queue, f"{queue}-{name}", payload)
         good.append(client.submit(prompt=f"beside {name}", options={"max_tokens": 4}).job_id)
 
     with RunningService(server_url, queue):
@@ -237,111 +213,6 @@ def test_a_job_that_always_ends_its_worker_is_given_up(server_url: str, queue: s
     assert (job_id, "retries", "poison") == (letter.job_id, letter.why, Job.parse(letter.payload or b"").prompt)
 
 
-def test_a_missing_payload_is_a_failure_of_its_job(server_url: str, queue: str, tmp_path: Path, client: Client) -> None:
-    """
-    A job whose payload is not in the store any more fails as lost, without a retry.
-    """
-    store = FileStore(tmp_path)
-    ref = store.put("payloads/gone", b"x")
-    store.delete(ref)
-    submit_raw(server_url, queue, f"{queue}-gone", b"", ref=ref)
-    with RunningService(server_url, queue, store=store):
-        result = client.result(f"{queue}-gone", wait_s=20)
-
-    assert ("failed", "lost_payload") == (result.status, result.failure and result.failure.code)
-
-
-class AwayStore(FileStore):
-    """Cannot be reached until it is told to come back."""
-
-    away = True
-    num_refused = 0
-
-    def get_range(self, url: str, start: int, length: int) -> bytes:
-        if self.away:
-            self.num_refused += 1
-            raise StoreAway("slow down")
-        return super().get_range(url, start, length)
-
-
-def store_one(client_store: FileStore, url: str, queue: str, *, name: str = "far") -> str:
-    """Submit a job whose payload lies in the store; returns its id."""
-    ref = client_store.put("jobs/one", b'{"version":1,"prompt":"far","options":{"max_tokens":4}}')
-    submit_raw(url, queue, f"{queue}-{name}", b"", ref=ref)
-    return f"{queue}-{name}"
-
-
-def soon(max_retries: int = 1000) -> dict[Fault, Policy]:
-    """Hardly any pause."""
-    return {fault: Policy(base_s=0.01, cap_s=0.01, max_retries=max_retries) for fault in POLICIES}
-
-
-def test_a_store_that_is_away_costs_no_attempt(server_url: str, queue: str, tmp_path: Path, client: Client) -> None:
-    """
-    A job waits for its payload however often it cannot be read, and jobs beside it are answered.
-    """
-    store = AwayStore(tmp_path)
-    job_id = store_one(store, server_url, queue)
-    with RunningService(server_url, queue, store=store, policies=soon(), max_attempts=2, lease_s=1.0):
-        wait_for(lambda: store.num_refused > 5)
-        near = client.submit(prompt="near", options={"max_tokens": 4}).job_id
-        assert "done" == client.result(near, wait_s=20).status
-        store.away = False
-        result = client.result(job_id, wait_s=20)
-
-    assert ("done", 1) == (result.status, result.attempt)
-
-
-def test_a_store_that_stays_away_ends_the_job(server_url: str, queue: str, tmp_path: Path, client: Client) -> None:
-    """
-    After many tries the job fails, and the message says that its payload could not be read.
-    """
-    store = AwayStore(tmp_path)
-    job_id = store_one(store, server_url, queue)
-    with RunningService(server_url, queue, store=store, policies=soon(max_retries=2), lease_s=1.0):
-        failure = client.result(job_id, wait_s=20).failure
-
-    assert failure is not None
-    assert ("lost_payload", 3) == (failure.code, store.num_refused)
-    assert "the job is given up after 3 tries: slow down" == failure.message
-
-
-def test_a_job_that_is_put_off_is_in_nobodys_hands(server_url: str, queue: str, tmp_path: Path, client: Client) -> None:
-    """
-    It waits in the queue, with the reason, until the server's clock says that it is due: no worker keeps it.
-    """
-    store = AwayStore(tmp_path)
-    job_id = store_one(store, server_url, queue)
-    patient = {fault: Policy(base_s=1e6, cap_s=1e6, max_retries=9) for fault in POLICIES}
-    with RunningService(server_url, queue, store=store, policies=patient):
-        wait_for(lambda: client.status(job_id).state == "delayed")
-    status = client.status(job_id)
-
-    assert ("delayed", "slow down", 0) == (status.state, status.reason, status.attempt)
-    assert "cancelled" == client.cancel(job_id)
-
-
-def test_a_store_that_is_away_is_not_asked_for_the_whole_backlog(
-    server_url: str, queue: str, tmp_path: Path, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """
-    When many jobs have been put off, those that wait in the lanes stay there in their order.
-    """
-    monkeypatch.setattr("worker.service.MAX_UNWRITTEN", 20)
-    store = AwayStore(tmp_path)
-    jobs = [store_one(store, server_url, queue, name=f"far-{number}") for number in range(200)]
-    patient = {fault: Policy(base_s=1e6, cap_s=1e6, max_retries=9) for fault in POLICIES}
-    with RunningService(server_url, queue, store=store, policies=patient):
-        wait_for(lambda: client.stats().delayed > 20)
-        time.sleep(0.5)
-        stats = client.stats()
-
-    assert stats.delayed + stats.queued["standard"] + stats.running == 200
-    assert stats.queued["standard"] > 60
-    for job_id in jobs:
-        client.cancel(job_id)
-
-
 class BrokenOnce(FakeEngine):
     """Its first answers are none, as after a wrong bit in the device's memory."""
 
@@ -371,19 +242,6 @@ def test_an_answer_that_is_none_is_tried_again(server_url: str, queue: str, clie
         result = client.result(job_id, wait_s=20)
 
     assert ("done", 2) == (result.status, result.attempt)
-
-
-def test_a_sweep_deletes_payloads_of_jobs_that_no_worker_ended(
-    server_url: str, queue: str, tmp_path: Path, client: Client
-) -> None:
-    """
-    The payload of a job that was cancelled in the queue leaves the store.
-    """
-    store = FileStore(tmp_path)
-    client.cancel(store_one(store, server_url, queue))
-    assert (tmp_path / "jobs" / "one").exists()
-    with RunningService(server_url, queue, store=store, lease_s=0.6):
-        wait_for(lambda: not (tmp_path / "jobs" / "one").exists())
 
 
 def test_a_full_server_stops_nobody() -> None:
