@@ -39,6 +39,9 @@ SWITCH_INTERVAL_S = 0.0005
 # steps of a few milliseconds of which there is nothing to tell are reported as often
 REPORT_EVERY_S = 0.02
 
+# a model that has not been loaded by then hangs
+LOADING_S = 3600.0
+
 _READ_BYTES = 1 << 20
 
 
@@ -131,18 +134,24 @@ def _run(port: Port, assignment: Assignment) -> NoReturn:
     configure_logging(assignment.log_format, assignment.log_level)
     # read when torch is imported: threads that spin while they wait take the cores from all others
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # the watchdog sets the same timer anew
+    faulthandler.dump_traceback_later(LOADING_S, exit=True)
     try:
         engine, tokenizer = build_engine(assignment.plan)
-        self_test(engine, tokenizer)
+        steps = StepLoop(engine, port)
+        watchdog = Watchdog(lambda: steps.busy_since, timeout_s=assignment.step_timeout_s)
+        watchdog.start()
+        with steps.busy():
+            self_test(engine, tokenizer)
     except StartupError as error:
         port.send(Failed(type(error).__name__, str(error), startup=True))
         _leave(exits.STARTUP)
+    except Exception as error:
+        # nothing that the operator could change: a device that was lost, or memory that another process had
+        _fail(port, error)
     # what is there now stays: the collector need not walk a million objects of libraries between two steps
     gc.collect()
     gc.freeze()
-    steps = StepLoop(engine, port)
-    watchdog = Watchdog(lambda: steps.busy_since, timeout_s=assignment.step_timeout_s)
-    watchdog.start()
     port.send(Ready(EngineFacts.of(engine), engine.capacity(), engine.stats()))
     try:
         steps.run()

@@ -19,8 +19,8 @@ from engine.errors import DeviceLost, EngineError, StartupError
 from engine.request import Capacity, Request, RequestOutput
 from worker import exits
 from worker.engine_port import Engine, EngineFacts, EngineGone, EngineStats, Turn
-from worker.engine_thread import settle
 from worker.engine_wire import Abort, Add, Answer, Assignment, Call, Failed, Ready, Report, Stop, Unpacker, pack
+from worker.futures import settle
 
 T = TypeVar("T")
 
@@ -102,7 +102,7 @@ class EngineProcess(asyncio.Protocol):
 
         Raises:
             StartupError: the operator has to change something.
-            EngineEnded: the process died.
+            EngineEnded, EngineFailed, StepHung, DeviceLost: as the start ended.
         """
         engine = cls(assignment, inherited=inherited)
         try:
@@ -202,8 +202,11 @@ class EngineProcess(asyncio.Protocol):
         except subprocess.TimeoutExpired:
             # it closed its end and goes on
             await self.kill()
-            code = self._process.returncode or exits.FAILED
-        self._fail(StepHung("a step of the engine did not end") if code == exits.HUNG else EngineEnded(code))
+            code = self._process.returncode
+        if code is None:
+            self._fail(EngineFailed("the engine's process has let go of its connection, and cannot be killed"))
+        else:
+            self._fail(StepHung("a step of the engine did not end") if code == exits.HUNG else EngineEnded(code))
 
     def _fail(self, error: Exception) -> None:
         if self._failure is not None:
@@ -231,9 +234,9 @@ class EngineProcess(asyncio.Protocol):
 
     def _send(self, message: object) -> None:
         if self.alive:
+            self._write(message)
             self._num_sent += 1
             self._silent_since = self._silent_since or time.monotonic()
-            self._write(message)
 
     def _write(self, message: object) -> None:
         assert self._transport is not None

@@ -5,6 +5,8 @@ A renewal extends all leases, saves what the older jobs have generated, and brin
 jobs are lost, cancelled or past their deadline.
 """
 
+import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -142,7 +144,11 @@ class Leases:
             for job_id, held in self._held.items()
             if held.in_engine and not held.settled and not held.saved.full and held.since <= oldest
         }
-        progress = await self._engine.call(partial(_progress, known=known)) if known else {}
+        progress: dict[str, list[Progress]] = {}
+        # a step may take longer: the leases matter more than what they are to save
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.renew_every_s):
+                progress = await self._engine.call(partial(_progress, known=known)) if known else {}
         for job_id, answers in progress.items():
             held = self._held.get(job_id)
             # another renewal may have saved it while we asked

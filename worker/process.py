@@ -17,7 +17,7 @@ from typing import NoReturn
 import structlog
 
 from engine.config import USUAL_LIMITS, EngineConfig
-from engine.errors import DeviceLost, ModelNotFound, StartupError
+from engine.errors import DeviceLost, EngineError, ModelNotFound, StartupError
 from pagemill.connection import connect_async, timeout_of_a_lease
 from pagemill.consumer import Consumer
 from pagemill.errors import PagemillError, QueueUnavailable, SettingsError
@@ -57,13 +57,11 @@ def run(settings: WorkerSettings) -> int:
         return _explain(error, exits.STARTUP if lifeline is None else exits.AWAY)
     except (PagemillError, StartupError) as error:
         return _explain(error, exits.STARTUP)
-    except EngineEnded as error:
-        # with an exception of its loading, which it has shown; else it was ended, and may come up the next time
-        if error.code == exits.STARTUP:
-            return _explain(error, exits.STARTUP)
+    except EngineError as error:
+        # it may come up the next time
         if lifeline is not None:
-            lifeline.tell(f"{ENGINE_ENDED}{error.code}")
-        return _explain(error, exits.FAILED)
+            lifeline.tell(_note(error))
+        return _explain(error, _code(error))
     except KeyboardInterrupt:
         return exits.STARTUP
 
@@ -87,7 +85,7 @@ async def serve(settings: WorkerSettings, lifeline: Lifeline | None) -> int:
         started: list[Service] = []
         async with _health(settings, started):
             engine, tokenizer = await _start_engine(settings, lifeline)
-            # what is there now stays: the collector need not walk a million objects of libraries between two steps
+            # what is there now stays, and the collector need not walk it
             gc.collect()
             gc.freeze()
             webhooks = Webhooks(consumer, secret=secret, allow_private=settings.allow_private_webhooks)
@@ -127,21 +125,29 @@ async def _run(service: Service, lifeline: Lifeline | None) -> int:
 
 def _end_failed(error: Exception, lifeline: Lifeline | None) -> NoReturn:
     """Leave at once: a thread that hangs may keep an orderly end from coming."""
-    if lifeline is not None and isinstance(error, EngineEnded):
-        # the supervisor finds out whether a job has done it
-        lifeline.tell(f"{ENGINE_ENDED}{error.code}")
-    elif lifeline is not None:
-        lifeline.tell(f"{FAILED}{type(error).__name__}: {error}")
-    codes: dict[type[Exception], int] = {StepHung: exits.HUNG, DeviceLost: exits.DEVICE_LOST}
+    if lifeline is not None:
+        lifeline.tell(_note(error))
     sys.stderr.flush()
-    os._exit(codes.get(type(error), exits.FAILED))
+    os._exit(_code(error))
+
+
+def _note(error: Exception) -> str:
+    if isinstance(error, EngineEnded):
+        # the supervisor finds out whether a job has done it
+        return f"{ENGINE_ENDED}{error.code}"
+    return f"{FAILED}{type(error).__name__}: {error}"
+
+
+def _code(error: Exception) -> int:
+    codes: dict[type[Exception], int] = {StepHung: exits.HUNG, DeviceLost: exits.DEVICE_LOST}
+    return codes.get(type(error), exits.FAILED)
 
 
 async def _start_engine(settings: WorkerSettings, lifeline: Lifeline | None) -> tuple[EngineDoor, Tokenizer]:
     """
     Raises:
         StartupError: the device cannot be used, or the model is not there or does not fit.
-        EngineEnded: the engine's process has died of it.
+        EngineError: the engine's process has ended for another reason.
     """
     # a .gguf file is converted first, which takes a while
     plan = await asyncio.to_thread(plan_engine, settings)

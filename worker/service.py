@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
 
@@ -39,10 +39,14 @@ from worker.webhooks import Webhooks
 
 log = structlog.get_logger(__name__)
 
+T = TypeVar("T")
+
 # a full sink, or so many jobs put off, means that a server is away: what is pulled then has to wait
 MAX_UNWRITTEN = 512
 # an idle worker looks around as often
 IDLE_WAIT_S = 1.0
+# what a step may still take of us when we are in a hurry
+LAST_STEP_S = 2.0
 # beats between two registrations of the names that this worker answers to: a flushed server has forgotten them
 BEATS_PER_REGISTRATION = 30
 
@@ -201,14 +205,16 @@ class Service:
         to the end, else a peer would run the same jobs.
         """
         log.info("drain.started", held=len(self._leases), grace_s=self._options.drain_s)
+        grace = asyncio.get_running_loop().call_later(self._options.drain_s, self._end_grace)
         await asyncio.wait([pulling])
         self._doorbell.stop()
 
         # back to the queue before we wait: a peer can start these now
         with contextlib.suppress(EngineGone):
-            await self._returns.release(await self._jobs.take_unstarted(), "unstarted")
+            await self._returns.release(await self._ask_engine(self._jobs.take_unstarted()), "unstarted")
 
-        await self._until(lambda: self._hurry.is_set() or not self._unfinished(), self._options.drain_s)
+        await self._until(lambda: self._hurry.is_set() or not self._unfinished())
+        grace.cancel()
 
         if self._unfinished():
             await self._hand_back_running()
@@ -218,7 +224,29 @@ class Service:
         await self._returns.settle()
         log.info("drain.finished", jobs_done=self.num_done, unwritten=len(self._sink))
 
-    async def _until(self, condition: Callable[[], bool], timeout_s: float) -> None:
+    def _end_grace(self) -> None:
+        self._hurry.set()
+        self._changed.set()
+
+    async def _ask_engine(self, question: Coroutine[Any, Any, T]) -> T:
+        """
+        Ask what is answered between two steps, unless we are in a hurry and the step does not end.
+
+        Raises:
+            EngineGone: it was ended for that.
+        """
+        asking = asyncio.create_task(question)
+        asking.add_done_callback(lambda _: self._changed.set())
+        await self._until(lambda: asking.done() or self._hurry.is_set())
+        await asyncio.wait([asking], timeout=LAST_STEP_S)
+        if not asking.done():
+            asking.cancel()
+            log.warning("drain.engine_killed", step_age_s=round(self._engine.step_age_s, 1))
+            await self._engine.kill()
+            raise EngineGone("the engine's step did not end")
+        return await asking
+
+    async def _until(self, condition: Callable[[], bool], timeout_s: float | None = None) -> None:
         """Wait for a condition that changes with the jobs, or for as long as it may take."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
@@ -229,11 +257,11 @@ class Service:
     async def _hand_back_running(self) -> None:
         """Give the rest back, with what it has generated: whoever takes a job continues it."""
         try:
-            await self._leases.renew(all_checkpoints=True)
+            await self._ask_engine(self._leases.renew(all_checkpoints=True))
         except (QueueUnavailable, EngineGone) as error:
             log.warning("drain.not_checkpointed", error=str(error))
         try:
-            await self._returns.release(await self._jobs.take_all(), "running")
+            await self._returns.release(await self._ask_engine(self._jobs.take_all()), "running")
         except EngineGone:
             await self._abandon()
 
@@ -242,10 +270,14 @@ class Service:
         Give back what a dead engine had never been given; one of the others may have killed it.
 
         The supervisor tells the queue of our death, and makes suspects of all that is still ours then.
-        Without one it counts as an attempt, so that a poisonous job is given up in the end.
+        Without one it counts as an attempt, so that a poisonous job is given up in the end. Of an engine
+        that we have ended ourselves nobody is a suspect.
         """
         suspects, others = self._jobs.abandon()
         await self._returns.release(others, "unstarted")
+        if self._crash is None:
+            await self._returns.release(suspects, "running")
+            return
         if self._options.supervised:
             log.info("drain.suspected", jobs=len(suspects))
             return

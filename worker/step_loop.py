@@ -4,8 +4,9 @@ The loop that steps an engine: commands are run between steps, and what came out
 One thread runs it, and alone touches the engine. It waits for a command while it has nothing to do.
 """
 
+import contextlib
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -35,7 +36,7 @@ class Mailbox(Protocol):
 
         Args:
             turn: Nobody changes it any more.
-            news: Something came out, or an admission made room for more; else this may be left out.
+            news: Something came out, or there is room for more; else this may be left out.
             idle: Nothing follows until the next command.
         """
         ...
@@ -54,6 +55,13 @@ class StepLoop:
         self._num_sheds = engine.stats().num_sheds
         # when it was given something to do that has not ended; None while it idles. Others may read it
         self.busy_since: float | None = None
+
+    @contextlib.contextmanager
+    def busy(self) -> Iterator[None]:
+        """While the engine is used beside the loop."""
+        self.busy_since = self._clock()
+        yield
+        self.busy_since = None
 
     def run(self) -> None:
         """
@@ -101,13 +109,14 @@ class StepLoop:
         return replace(output, gpu_ms=self._meter.leave(output.request_id))
 
     def _publish(self) -> None:
-        waiting_before = self._capacity.waiting_seqs
+        before = self._capacity
         self._capacity, stats = self.engine.capacity(), self.engine.stats()
         if stats.num_sheds > self._num_sheds:
             self._num_sheds = stats.num_sheds
             log.warning("engine.shed", why="the device is out of memory", free_seqs=self._capacity.free_seqs)
-        # an admission gives nothing out, yet it makes room for the next pull
-        news = bool(self._turn) or self._capacity.waiting_seqs < waiting_before
+        # an admission or an abort gives nothing out here, yet it makes room for the next pull
+        has_room = self._capacity.waiting_seqs < before.waiting_seqs or self._capacity.free_seqs > before.free_seqs
+        news = bool(self._turn) or has_room
         turn, self._turn = self._turn, Turn()
         # before it is passed on: whoever takes it may be slow, which is no fault of the engine
         self.busy_since = None

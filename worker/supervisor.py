@@ -120,8 +120,8 @@ class Child:
         return code, judge(code, notes, oom_killed=num_oom_kills() > self._oom_kills)
 
     @property
-    def gone(self) -> bool:
-        """Whether its engine's process is gone too, once the worker has ended: it may be a while about it."""
+    def all_gone(self) -> bool:
+        """Whether its engine's process has ended too, which may take a while longer."""
         try:
             return not os.read(self._notes, 65536)
         except BlockingIOError:
@@ -166,7 +166,7 @@ class Supervisor:
         self._pause_s = restart_s
 
     def run(self) -> int:
-        """Start workers until one drains, or cannot start, or we are told to stop."""
+        """Start workers until one drains, or none could ever start, or we are told to stop."""
         while True:
             started, num_blamed = self._clock(), self._obituaries.num_blamed
             child = self._start()
@@ -174,7 +174,7 @@ class Supervisor:
             self._has_served |= end.served
             if end.kind == "drained":
                 return self._leave(exits.DRAINED)
-            if end.kind == "refused" or (end.kind == "away" and not self._has_served):
+            if end.kind in ("refused", "away") and not self._has_served:
                 return self._leave(exits.STARTUP if code == exits.AWAY else code)
             self._report(child, end, code)
             if self._num_stops:
@@ -216,7 +216,7 @@ class Supervisor:
             self._count_stops(self._wait(left))
             self._obituaries.tell()
         given_up_at = self._clock() + REMAINS_S
-        while not self._num_stops and not child.gone and self._clock() < given_up_at:
+        while not self._num_stops and not child.all_gone and self._clock() < given_up_at:
             self._count_stops(self._wait(REMAINS_POLL_S))
         child.close()
         return not self._num_stops

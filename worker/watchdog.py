@@ -17,9 +17,9 @@ class Watchdog:
     """
     Watches how long the engine is at one thing, on a thread of its own.
 
-    It runs in the engine's process; the worker hands the jobs back. Time in which the whole process was
-    stopped does not count. Should the interpreter lock be what hangs, this thread cannot run either; a timer
-    outside of the interpreter then does the same.
+    It runs in the engine's process; the worker hands the jobs back. Should the interpreter lock be what
+    hangs, this thread cannot run either; a timer outside of the interpreter then does the same. Time in which
+    the whole process was stopped does not count for the thread; for the timer it does.
 
     Args:
         busy_since: When the engine began what it does now, by any clock; None while it idles.

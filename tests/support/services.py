@@ -17,9 +17,9 @@ from pagemill.consumer import Consumer
 from pagemill.ids import uuid7
 from pagemill.object_store import ObjectStore
 from pagemill.versions import SCHEMA_VERSION
+from tests.support.engine_thread import EngineThread
 from tests.support.servers import wait_for
 from worker.engine_port import Engine
-from worker.engine_thread import EngineThread
 from worker.fake_engine import ByteTokenizer, FakeEngine
 from worker.heartbeat import Heartbeat
 from worker.intake import Intake

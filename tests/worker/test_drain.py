@@ -102,6 +102,27 @@ def test_a_second_signal_skips_the_waiting(server_url: str, queue: str, client: 
     assert ["queued", "queued"] == [client.status(job.id).state for job in jobs]
 
 
+def test_a_step_that_hangs_does_not_hold_up_a_worker_in_a_hurry(
+    server_url: str, queue: str, client: Client, tmp_path: Path
+) -> None:
+    """
+    Told twice, a worker ends an engine that does not answer, long before its step counts as hung, and hands
+    the jobs back: nobody is to blame.
+    """
+    flags = (*FAKE, "--redis-url", server_url, "--queue", queue, "--fake-poison", "--drain-s", "600")
+    with worker_process(tmp_path / "log", *flags) as worker:
+        (accepted,) = client.submit_many([Job.build(prompt="poison:hang")])
+        # a beat that tells of the job comes after the engine has got it
+        wait_for(lambda: [1] == [int(fields["held"]) for fields in client.workers().values()])
+        worker.send(signal.SIGTERM)
+        wait_for(lambda: worker.has_logged("drain.started"))
+        worker.send(signal.SIGTERM)
+        assert 0 == worker.wait(60)
+        assert worker.has_logged("drain.engine_killed")
+
+    assert ("queued", 1) == (client.status(accepted.job_id).state, client.status(accepted.job_id).attempt)
+
+
 def test_a_killed_workers_jobs_continue_from_their_checkpoint(
     server_url: str, queue: str, client: Client, redis: Redis, tmp_path: Path
 ) -> None:

@@ -241,6 +241,22 @@ def test_what_keeps_an_engine_from_starting_is_told(tmp_path: object) -> None:
         play(lambda _: asyncio.sleep(0), EngineConfig(model=tmp_path, device="cpu"))  # type: ignore[arg-type]
 
 
+def test_an_exception_while_it_loads_is_told() -> None:
+    """
+    It is not the operator's to change, as far as we know: the start may be tried again.
+    """
+    with pytest.raises(EngineFailed, match="TypeError: "):
+        play(lambda _: asyncio.sleep(0), replace(FAST, max_num_seqs=None))  # type: ignore[arg-type]
+
+
+def test_a_first_step_that_hangs_is_a_hung_step() -> None:
+    """
+    The engine's own question is watched like those of jobs.
+    """
+    with pytest.raises(StepHung):
+        play(lambda _: asyncio.sleep(0), replace(FAST, tokens_per_s=0.01), step_timeout_s=0.5)
+
+
 def test_the_worker_and_a_fake_engine_do_without_torch() -> None:
     """
     It takes seconds and hundreds of megabytes: the process of a real engine alone loads it.

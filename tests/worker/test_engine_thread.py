@@ -10,8 +10,8 @@ import pytest
 
 from engine.request import Request, RequestOutput, StepOutputs
 from engine.sampling_params import SamplingParams
+from tests.support.engine_thread import EngineThread
 from worker.engine_port import EngineGone, Turn
-from worker.engine_thread import EngineThread
 from worker.fake_engine import ByteTokenizer, FakeEngine
 
 
@@ -198,6 +198,23 @@ def test_each_request_is_told_what_it_took() -> None:
     assert {"a", "b", "c"} == outputs.keys()
     assert outputs["a"].gpu_ms < outputs["b"].gpu_ms < outputs["c"].gpu_ms
     assert 1000 * sum(slept) - 1 <= sum(output.gpu_ms for output in outputs.values())
+
+
+def test_room_that_an_abort_makes_is_told() -> None:
+    """
+    Nothing comes out when a request is taken from the engine, but others may be pulled in its place.
+    """
+
+    async def story(recorder: Recorder) -> None:
+        recorder.thread.add([request("a", max_tokens=1000), request("b", max_tokens=1000)])
+        await recorder.until(lambda: recorder.thread.stats.num_running == 2)
+        num_turns, free_seqs = len(recorder.turns), recorder.thread.capacity.free_seqs
+        await recorder.thread.abort(["a"])
+        await recorder.until(lambda: len(recorder.turns) > num_turns)
+        assert free_seqs + 1 == recorder.thread.capacity.free_seqs
+        await recorder.thread.abort(["b"])
+
+    assert [] == play(FakeEngine(tokens_per_s=100.0), story).finished
 
 
 def test_only_what_has_not_started_can_be_taken_out() -> None:

@@ -13,8 +13,8 @@ from pagemill.errors import QueueUnavailable
 from pagemill.messages import Checkpoint, Delivery, Renewal
 from pagemill.schema import Job
 from tests.support.deliveries import delivery, intake
+from tests.support.engine_thread import EngineThread
 from worker.checkpoints import Saved, decode
-from worker.engine_thread import EngineThread
 from worker.fake_engine import ByteTokenizer, FakeEngine
 from worker.leases import Held, Leases
 
@@ -111,6 +111,28 @@ def test_checkpoints_carry_what_is_new() -> None:
     assert [0, saved[0].end, saved[1].end] == [one.offset for one in saved]
     assert [[1], [2], [2]] == [tokens_of(one) for one in saved]
     assert 1 == len({one.meta for one in saved})
+
+
+def test_leases_do_not_wait_for_a_long_step() -> None:
+    """
+    Where the engine does not answer in time the leases are renewed without a checkpoint.
+    """
+
+    async def silence() -> None:
+        await asyncio.Event().wait()
+
+    async def run() -> None:
+        engine = FakeEngine(tokens_per_s=1.0, sleep=lambda _: None)
+        thread = EngineThread(engine)
+        leases = Leases(consumer, thread, intake(), lease_s=0.3, clock=lambda: 1000.0)  # type: ignore[arg-type]
+        hold_running(leases, engine).since = 0.0
+        thread.call = lambda _: silence()  # type: ignore[method-assign,assignment]
+        await asyncio.wait_for(leases.renew(), 20)
+
+    consumer = ScriptedConsumer()
+    asyncio.run(run())
+
+    assert [{}] == consumer.checkpoints
 
 
 def test_every_answer_is_saved() -> None:

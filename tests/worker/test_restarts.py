@@ -119,7 +119,7 @@ class Worker:
         return self.scene.end()
 
     @property
-    def gone(self) -> bool:
+    def all_gone(self) -> bool:
         return self.scene.now >= self.died_at + self.scene.remains_s
 
     def close(self) -> None:
@@ -194,14 +194,16 @@ def test_what_cannot_start_at_first_is_not_tried_again(play: Any, code: int, end
     assert [] == scene.reports
 
 
-def test_a_server_that_is_away_later_is_waited_for(play: Any) -> None:
+@pytest.mark.parametrize("code", [exits.AWAY, exits.STARTUP])
+def test_what_cannot_start_later_is_tried_until_it_can(play: Any, code: int) -> None:
     """
-    A worker that cannot come up again for want of a server is tried until it can.
+    A worker that came up once may lack the server for a while, or memory that its last engine still holds.
     """
-    scene = Scene([KILLED, AWAY, AWAY, GOOD])
+    scene = Scene([KILLED, (code, []), (code, []), GOOD])
 
     assert 0 == play(scene)
     assert [("w1", "lapse")] == scene.reports
+    assert [1.0, 2.0, 4.0] == scene.pauses
 
 
 def test_a_death_that_cannot_be_told_is_told_later(play: Any) -> None:

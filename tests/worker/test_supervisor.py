@@ -137,8 +137,8 @@ def test_the_next_worker_starts_when_all_of_the_last_one_is_gone() -> None:
     child = Child(["sh", "-c", "sleep 1 & exit 3"])
     wait_for(child.end)
 
-    assert not child.gone
-    wait_for(lambda: child.gone)
+    assert not child.all_gone
+    wait_for(lambda: child.all_gone)
     child.close()
 
 

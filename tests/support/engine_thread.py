@@ -12,10 +12,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from engine.request import Capacity, Request, RequestOutput
 from worker.engine_port import Engine, EngineFacts, EngineGone, EngineStats, Turn
+from worker.futures import settle
 from worker.step_loop import Command, StepLoop
 
 T = TypeVar("T")
@@ -124,13 +125,3 @@ class EngineThread:
     def _post(self, callback: Callable[[], None]) -> None:
         assert self._loop is not None
         self._loop.call_soon_threadsafe(callback)
-
-
-def settle(future: "asyncio.Future[Any]", result: object = None, error: Exception | None = None) -> None:
-    """Answer whoever waits; they may have been cancelled meanwhile."""
-    if future.done():
-        return
-    if error is not None:
-        future.set_exception(error)
-    else:
-        future.set_result(result)
