@@ -46,7 +46,9 @@ MAX_UNWRITTEN = 512
 # an idle worker looks around as often
 IDLE_WAIT_S = 1.0
 # what a step may still take of us when we are in a hurry
-LAST_STEP_S = 2.0
+LAST_STEP_S = 0.5
+# of a lease: with the lock of a sweeper that dies, jobs of a dead worker are back within a quarter of a lease
+SWEEP_EVERY = 1 / 16
 # beats between two registrations of the names that this worker answers to: a flushed server has forgotten them
 BEATS_PER_REGISTRATION = 30
 
@@ -185,7 +187,7 @@ class Service:
             self._sink.tidy_forever(),
             self._streams.run(),
             self._raw.run(),
-            sweep_forever(self._consumer, self._store, self._webhooks, every_s=min(5.0, self._options.lease_s / 4)),
+            sweep_forever(self._consumer, self._store, self._webhooks, every_s=self._options.lease_s * SWEEP_EVERY),
         ):
             self._start(loop)
         await self._stopping.wait()

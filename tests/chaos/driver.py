@@ -84,7 +84,7 @@ def chaos(
         redis_server = stack.enter_context(RedisProcess(folder / "redis", binary=server))
         client = stack.enter_context(Client(redis_server.url, queue=QUEUE))
         client.submit_many(submitted)
-        resumes = Resumes(redis_server.client, QUEUE, report.longest_resume_s)
+        resumes = Resumes(redis_server.client, QUEUE, report.longest_resume_s, lease_s=lease_s)
         fleet = Fleet((*WORKER_FLAGS, "--redis-url", redis_server.url), folder, report, resumes, draw)
         try:
             run = _Run(client, redis_server, fleet, resumes, submitted, draw)
@@ -139,10 +139,10 @@ class _Run:
 
     def _restart_server(self) -> None:
         self.restarts += 1
-        self._resumes.forget()
         self._server.kill()
         time.sleep(self._draw.uniform(0.2, 1.0))
         self._server.start()
+        self._resumes.forget()
 
 
 def make_jobs(num_jobs: int, num_poison: int, draw: random.Random) -> list[Job]:

@@ -26,13 +26,16 @@ class Resumes:
 
     Args:
         longest: Written: seconds by kind of end.
+        lease_s: Nothing is taken back within a lease of a time when the server was away.
     """
 
-    def __init__(self, redis: Redis, queue: str, longest: dict[str, float]) -> None:
+    def __init__(self, redis: Redis, queue: str, longest: dict[str, float], *, lease_s: float) -> None:
         self._redis = redis
         self._keys = QueueKeys(queue)
         self._longest = longest
         self._gone: list[_Gone] = []
+        self._lease_s = lease_s
+        self._restarted_at: float | None = None
 
     def held_by(self, worker_id: str) -> set[str]:
         """The jobs that a worker has claimed and not ended."""
@@ -45,7 +48,9 @@ class Resumes:
 
     def ended(self, kind: str, worker_id: str, job_ids: set[str]) -> None:
         """Note that a worker was just ended, and what it held."""
-        self._gone.append(_Gone(kind, worker_id, time.monotonic(), job_ids))
+        now = time.monotonic()
+        if self._restarted_at is None or now - self._restarted_at > self._lease_s:
+            self._gone.append(_Gone(kind, worker_id, now, job_ids))
 
     def look(self) -> None:
         """See which of the jobs are in other hands by now."""
@@ -57,8 +62,9 @@ class Resumes:
                 self._longest[gone.kind] = max(self._longest.get(gone.kind, 0.0), round(now - gone.at, 2))
 
     def forget(self) -> None:
-        """The server was away: what waits now waits for it."""
+        """The server was away: what waits now waits for it, and for a lease to pass."""
         self._gone.clear()
+        self._restarted_at = time.monotonic()
 
     def _waits(self, job_id: str, worker_id: str) -> bool:
         state, owner = self._redis.hmget(self._keys.job(job_id), "st", "own")
