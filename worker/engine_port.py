@@ -101,6 +101,14 @@ class Engine(Protocol):
     def num_started(self, request_id: str) -> int: ...
 
 
+def progress(engine: Engine, known: Mapping[str, Sequence[int]]) -> dict[str, list[Progress]]:
+    """
+    As `Engine.progress`, for `EngineDoor.call`: the engine's process finds it by name, and has loaded this
+    module, while another would have to be loaded between two steps.
+    """
+    return engine.progress(known)
+
+
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
     """What does not change of an engine."""
@@ -194,7 +202,7 @@ class EngineDoor(Protocol):
         Run `command` on the engine between two steps and return what it returns.
 
         Args:
-            command: What pickle takes: a function of a module, or a partial of one.
+            command: What pickle takes: a function of this module, or a partial of one.
 
         Raises:
             EngineGone: the engine has ended before it could answer.

@@ -8,7 +8,7 @@ jobs are lost, cancelled or past their deadline.
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -17,7 +17,7 @@ from pagemill.consumer import Consumer
 from pagemill.messages import Checkpoint, Delivery, Renewal
 from pagemill.schema import Job, ResultStatus
 from worker.checkpoints import Saved
-from worker.engine_port import Engine, EngineDoor
+from worker.engine_port import EngineDoor, progress
 from worker.intake import Intake
 
 RENEWALS_PER_LEASE = 3
@@ -144,12 +144,12 @@ class Leases:
             for job_id, held in self._held.items()
             if held.in_engine and not held.settled and not held.saved.full and held.since <= oldest
         }
-        progress: dict[str, list[Progress]] = {}
+        gained: dict[str, list[Progress]] = {}
         # a step may take longer: the leases matter more than what they are to save
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.renew_every_s):
-                progress = await self._engine.call(partial(_progress, known=known)) if known else {}
-        for job_id, answers in progress.items():
+                gained = await self._engine.call(partial(progress, known=known)) if known else {}
+        for job_id, answers in gained.items():
             held = self._held.get(job_id)
             # another renewal may have saved it while we asked
             if held is not None and held.request is not None and known[job_id] == tuple(held.saved.num_tokens):
@@ -160,8 +160,3 @@ class Leases:
             for job_id, held in self._held.items()
             if held.saved.unsaved and not held.settled
         }
-
-
-def _progress(engine: Engine, known: Mapping[str, Sequence[int]]) -> dict[str, list[Progress]]:
-    # by name, as it may have to travel to another process
-    return engine.progress(known)

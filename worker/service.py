@@ -45,7 +45,7 @@ T = TypeVar("T")
 MAX_UNWRITTEN = 512
 # an idle worker looks around as often
 IDLE_WAIT_S = 1.0
-# what a step may still take of us when we are in a hurry
+# how long a step may take when we are in a hurry
 LAST_STEP_S = 0.5
 # of a lease: with the lock of a sweeper that dies, jobs of a dead worker are back within a quarter of a lease
 SWEEP_EVERY = 1 / 16
@@ -240,12 +240,14 @@ class Service:
         asking = asyncio.create_task(question)
         asking.add_done_callback(lambda _: self._changed.set())
         await self._until(lambda: asking.done() or self._hurry.is_set())
-        await asyncio.wait([asking], timeout=LAST_STEP_S)
-        if not asking.done():
-            asking.cancel()
-            log.warning("drain.engine_killed", step_age_s=round(self._engine.step_age_s, 1))
-            await self._engine.kill()
-            raise EngineGone("the engine's step did not end")
+        while not asking.done():
+            step_age_s = self._engine.step_age_s
+            if self._engine.alive and step_age_s > LAST_STEP_S:
+                asking.cancel()
+                log.warning("drain.engine_killed", step_age_s=round(step_age_s, 1))
+                await self._engine.kill()
+                raise EngineGone("the engine's step did not end")
+            await asyncio.wait([asking], timeout=LAST_STEP_S / 4)
         return await asking
 
     async def _until(self, condition: Callable[[], bool], timeout_s: float | None = None) -> None:

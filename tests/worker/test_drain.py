@@ -120,7 +120,7 @@ def test_a_step_that_hangs_does_not_hold_up_a_worker_in_a_hurry(
         assert 0 == worker.wait(60)
         assert worker.has_logged("drain.engine_killed")
 
-    assert ("queued", 1) == (client.status(accepted.job_id).state, client.status(accepted.job_id).attempt)
+    assert ("queued", 0) == (client.status(accepted.job_id).state, client.status(accepted.job_id).attempt)
 
 
 def test_a_killed_workers_jobs_continue_from_their_checkpoint(
