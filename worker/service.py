@@ -1,5 +1,5 @@
 """
-The worker's loops, and its end, told in order.
+The worker's loops; its end is told in drain.py.
 
 Everything runs on one event loop; the engine has its own process, the intake a pool of threads. Each
 job is in the table of leases from its pull to its result, and leaves it in one of three ways:
@@ -9,10 +9,10 @@ finished, handed back, or lost to another worker.
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import structlog
 
@@ -21,6 +21,7 @@ from pagemill.errors import QueueUnavailable, UnsafeServer
 from pagemill.messages import Outcome
 from pagemill.object_store import ObjectStore
 from worker.doorbell import Doorbell
+from worker.drain import Drain
 from worker.engine_port import EngineDoor, EngineGone, Turn
 from worker.heartbeat import Heartbeat
 from worker.intake import Intake
@@ -39,14 +40,10 @@ from worker.webhooks import Webhooks
 
 log = structlog.get_logger(__name__)
 
-T = TypeVar("T")
-
 # a full sink, or so many jobs put off, means that a server is away: what is pulled then has to wait
 MAX_UNWRITTEN = 512
 # an idle worker looks around as often
 IDLE_WAIT_S = 1.0
-# how long a step may take when we are in a hurry
-LAST_STEP_S = 0.5
 # of a lease: with the lock of a sweeper that dies, jobs of a dead worker are back within a quarter of a lease
 SWEEP_EVERY = 1 / 16
 # beats between two registrations of the names that this worker answers to: a flushed server has forgotten them
@@ -141,6 +138,16 @@ class Service:
             put_off=self._returns.put_off,
             bury=self._returns.bury,
         )
+        self._drain = Drain(
+            engine=self._engine,
+            leases=self._leases,
+            jobs=self._jobs,
+            returns=self._returns,
+            changed=self._changed,
+            hurry=self._hurry,
+            grace_s=options.drain_s,
+            supervised=options.supervised,
+        )
 
     @property
     def healthy(self) -> bool:
@@ -191,104 +198,16 @@ class Service:
         ):
             self._start(loop)
         await self._stopping.wait()
+        log.info("drain.started", held=len(self._leases), grace_s=self._options.drain_s)
         try:
-            await self._drain(pulling)
+            await asyncio.wait([pulling])
+            self._doorbell.stop()
+            await self._drain.run(lambda: self._crash)
+            log.info("drain.finished", jobs_done=self.num_done, unwritten=len(self._sink))
         finally:
             await self._close()
         if self._crash is not None:
             raise self._crash
-
-    async def _drain(self, pulling: "asyncio.Task[None]") -> None:
-        """
-        Stop without losing a job: what runs may finish, what waits goes back.
-
-        Dying at any line is safe: an entry that is not finished is claimed by a peer when its
-        lease has run out, and a late finish of ours is fenced off. Leases go on being renewed
-        to the end, else a peer would run the same jobs.
-        """
-        log.info("drain.started", held=len(self._leases), grace_s=self._options.drain_s)
-        grace = asyncio.get_running_loop().call_later(self._options.drain_s, self._end_grace)
-        await asyncio.wait([pulling])
-        self._doorbell.stop()
-
-        # back to the queue before we wait: a peer can start these now
-        with contextlib.suppress(EngineGone):
-            await self._returns.release(await self._ask_engine(self._jobs.take_unstarted()), "unstarted")
-
-        await self._until(lambda: self._hurry.is_set() or not self._unfinished())
-        grace.cancel()
-
-        if self._unfinished():
-            await self._hand_back_running()
-
-        # what has ended is in the table until its result is written
-        await self._until(lambda: not len(self._leases), FLUSH_S)
-        await self._returns.settle()
-        log.info("drain.finished", jobs_done=self.num_done, unwritten=len(self._sink))
-
-    def _end_grace(self) -> None:
-        self._hurry.set()
-        self._changed.set()
-
-    async def _ask_engine(self, question: Coroutine[Any, Any, T]) -> T:
-        """
-        Ask what is answered between two steps, unless we are in a hurry and the step does not end.
-
-        Raises:
-            EngineGone: it was ended for that.
-        """
-        asking = asyncio.create_task(question)
-        asking.add_done_callback(lambda _: self._changed.set())
-        await self._until(lambda: asking.done() or self._hurry.is_set())
-        while not asking.done():
-            step_age_s = self._engine.step_age_s
-            if self._engine.alive and step_age_s > LAST_STEP_S:
-                asking.cancel()
-                log.warning("drain.engine_killed", step_age_s=round(step_age_s, 1))
-                await self._engine.kill()
-                raise EngineGone("the engine's step did not end")
-            await asyncio.wait([asking], timeout=LAST_STEP_S / 4)
-        return await asking
-
-    async def _until(self, condition: Callable[[], bool], timeout_s: float | None = None) -> None:
-        """Wait for a condition that changes with the jobs, or for as long as it may take."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                while not condition():
-                    self._changed.clear()
-                    await self._changed.wait()
-
-    async def _hand_back_running(self) -> None:
-        """Give the rest back, with what it has generated: whoever takes a job continues it."""
-        try:
-            await self._ask_engine(self._leases.renew(all_checkpoints=True))
-        except (QueueUnavailable, EngineGone) as error:
-            log.warning("drain.not_checkpointed", error=str(error))
-        try:
-            await self._returns.release(await self._ask_engine(self._jobs.take_all()), "running")
-        except EngineGone:
-            await self._abandon()
-
-    async def _abandon(self) -> None:
-        """
-        Give back what a dead engine had never been given; one of the others may have killed it.
-
-        The supervisor tells the queue of our death, and makes suspects of all that is still ours then.
-        Without one it counts as an attempt, so that a poisonous job is given up in the end. Of an engine
-        that we have ended ourselves nobody is a suspect.
-        """
-        suspects, others = self._jobs.abandon()
-        await self._returns.release(others, "unstarted")
-        if self._crash is None:
-            await self._returns.release(suspects, "running")
-            return
-        if self._options.supervised:
-            log.info("drain.suspected", jobs=len(suspects))
-            return
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(FLUSH_S):
-                for held in suspects:
-                    await self._returns.retry(held, "engine", f"the engine failed: {self._crash}")
 
     async def _close(self) -> None:
         if not self._crash:
@@ -424,9 +343,6 @@ class Service:
         else:
             log.warning("result.dropped", job_id=job_id, outcome=outcome)
         self._changed.set()
-
-    def _unfinished(self) -> bool:
-        return any(not held.settled for held in self._leases)
 
     def _start(self, coroutine: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         task = asyncio.create_task(coroutine)
