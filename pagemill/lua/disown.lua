@@ -15,6 +15,8 @@
 -- Returns
 --   how many were handed back
 
+local PAGE = 1000
+
 local worker = ARGV[1]
 local known = {}
 for i = 3, #ARGV do
@@ -27,21 +29,30 @@ redis.call('SET', key('turn', worker), ARGV[2], 'PX', 3600000)
 
 local now = now_ms()
 local returned = 0
+
+local function take_back(stream, entry)
+  local body = redis.call('XRANGE', stream, entry, entry)[1]
+  drop_entry(stream, entry)
+  local id = body and body[2][2]
+  local v = id and redis.call('HMGET', key('j', id), 'st', 'e') or {}
+  if v[1] == 'running' and v[2] == entry then
+    redis.call('HINCRBY', key('j', id), 'att', -1)
+    hand_back(id, now)
+    returned = returned + 1
+  end
+end
+
 for _, stream in ipairs(redis.call('SMEMBERS', key('pending'))) do
-  local mine = redis.pcall('XPENDING', stream, GROUP, '-', '+', 1000, worker)
-  for _, row in ipairs(mine.err and {} or mine) do
-    local entry = row[1]
-    if not known[stream .. ' ' .. entry] then
-      local body = redis.call('XRANGE', stream, entry, entry)[1]
-      drop_entry(stream, entry)
-      local id = body and body[2][2]
-      local v = id and redis.call('HMGET', key('j', id), 'st', 'e') or {}
-      if v[1] == 'running' and v[2] == entry then
-        redis.call('HINCRBY', key('j', id), 'att', -1)
-        hand_back(id, now)
-        returned = returned + 1
+  -- to the last one: what a lost reply claimed is the newest, behind all that the worker knows
+  local from = '-'
+  while from do
+    local mine = redis.pcall('XPENDING', stream, GROUP, from, '+', PAGE, worker)
+    for _, row in ipairs(mine.err and {} or mine) do
+      if not known[stream .. ' ' .. row[1]] then
+        take_back(stream, row[1])
       end
     end
+    from = #mine == PAGE and '(' .. mine[PAGE][1] or nil
   end
 end
 if returned > 0 then
