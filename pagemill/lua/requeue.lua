@@ -58,16 +58,29 @@ local function rejoin(batch)
   redis.call('PEXPIRE', key('bj', batch), whole(BATCH_LIFE))
 end
 
+-- Where another job has taken the name, this one has none any more: what becomes of it is no matter of
+-- the other's.
+local function reclaim_name(name)
+  local first = string.match(redis.call('GET', key('idem', name)) or '', '^(%S+) ')
+  if not first or first == id then
+    redis.call('SET', key('idem', name), id .. ' ' .. f.fp)
+    redis.call('HSET', job, 'idem', name)
+  end
+end
+
 local now = now_ms()
 redis.call('XDEL', key('dead'), letter[1])
 redis.call('DEL', job, key('r', id), key('t', id))
 -- cost: nothing has been charged for this run, and a hand-back is served without
 redis.call('HSET', job, 'st', 'queued', 'ln', f.ln, 'tn', f.tn, 'tok', f.tok, 'acc', whole(now), 'ttl', f.ttl,
   'seed', f.seed, 'fp', f.fp, 'cost', '0')
-for _, name in ipairs({ 'ref', 'md', 'stream', 'idem', 'v' }) do
+for _, name in ipairs({ 'ref', 'md', 'stream', 'v' }) do
   if f[name] then
     redis.call('HSET', job, name, f[name])
   end
+end
+if f.idem then
+  reclaim_name(f.idem)
 end
 if f.b then
   rejoin(f.b)
@@ -79,12 +92,6 @@ if f.timeout then
   local deadline = whole(now + f.timeout)
   redis.call('HSET', job, 'dl', deadline)
   redis.call('ZADD', key('deadlines'), deadline, id)
-end
-if f.idem then
-  local first = string.match(redis.call('GET', key('idem', f.idem)) or '', '^(%S+) ')
-  if not first or first == id then
-    redis.call('SET', key('idem', f.idem), id .. ' ' .. f.fp)
-  end
 end
 count('accepted', 1)
 count('requeued', 1)
