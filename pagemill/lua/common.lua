@@ -27,6 +27,12 @@ local function count(name, by)
   redis.call('HINCRBY', key('st'), name, by)
 end
 
+-- what is left at `now` of a sum from `at`; all of it where the clock was set back meanwhile: beyond that
+-- it would grow without bound
+local function faded(at, now)
+  return math.exp(-math.max(0, now - at) / FADE_MS)
+end
+
 -- a whole number as text: Lua would write a large one with an exponent, and zero as "-0"
 local function whole(number)
   return string.format('%.0f', math.floor(number + 0.5))

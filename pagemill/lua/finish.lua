@@ -42,10 +42,10 @@ end
 local function note_drain()
   local st = key('st')
   local v = redis.call('HMGET', st, 'drain:at', 'drain:from', 'drain:interactive', 'drain:standard', 'drain:bulk')
-  local past = now - (v[1] or now)
-  local fade = math.exp(-past / FADE_MS)
+  local at = tonumber(v[1] or now)
+  local fade = faded(at, now)
   -- after a long silence it begins anew
-  local from = past < 5 * FADE_MS and v[2] or whole(now)
+  local from = now - at < 5 * FADE_MS and whole(math.min(v[2] or now, now)) or whole(now)
   local fields = { 'drain:at', whole(now), 'drain:from', from }
   for i, lane in ipairs(LANES) do
     fields[#fields + 1] = 'drain:' .. lane
