@@ -241,6 +241,8 @@ class Consumer:
         """
         Put a job off after a fault that may pass; any worker takes it then, by the server's clock.
 
+        A job that was cancelled, or whose deadline has passed, ends here instead.
+
         Args:
             fault: What kind it is, one word; the next delivery tells how often in a row it was that.
             counts: As an attempt.
