@@ -13,6 +13,7 @@
 --   t:<id>             stream  where the job streams: the end; expires
 --   idem:<name>        string  expires with the result
 --   ring:<lane>, vt:<lane>     the tenant pays for what it used, not for what PULL charged
+--   streams            set     read: does COLLECT still keep the tenant
 --   b:<batch>, bj:<batch>, hooks, channel chb:<batch>: where the job is one of a batch
 --   st, ev, deadlines, channel ch:<id>; st keeps how fast each lane drains too
 -- ARGV
@@ -60,6 +61,10 @@ local function true_up(debt)
   local vt, tenant = key('vt', debt.lane), debt.tenant
   local owed = vtime((debt.used - debt.charged) / weight_of(tenant))
   if not redis.call('ZADD', key('ring', debt.lane), 'XX', 'INCR', owed, tenant) then
+    -- a tenant that COLLECT has forgotten begins anew: nobody would remove what is written of it now
+    if redis.call('SISMEMBER', key('streams'), key('s', debt.lane, tenant)) == 0 then
+      return
+    end
     redis.call('HINCRBYFLOAT', vt, tenant, owed)
   end
   local sums = redis.call('HMGET', vt, tenant .. '!used', tenant .. '!est')

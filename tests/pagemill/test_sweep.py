@@ -63,6 +63,26 @@ def test_an_idle_tenant_goes_while_its_worker_lives(
     assert [job_id] == [job.job_id for job in worker.pull()]
 
 
+def test_a_late_end_brings_nothing_back_of_a_tenant_that_went(
+    client: Client, consumer: MakeConsumer, redis: Redis, queue: str
+) -> None:
+    """
+    A tenant's last job may run from a hand-back, when its own stream has gone already.
+    """
+    first, sweeper = consumer(), consumer(lease_ms=10)
+    client.submit(a_job(tenant="once"))
+    first.run(first.consumer.release(first.pull()))
+    stream = f"{QueueKeys(queue).base}:s:standard:once"
+    wait_for(lambda: sweeper.run(sweeper.consumer.sweep()) and not redis.exists(stream))
+    second = consumer()
+    [job] = second.pull()
+
+    assert ["done"] == second.finish(job)
+
+    assert [b"!now"] == redis.hkeys(f"{QueueKeys(queue).base}:vt:standard")
+    assert 5 == client.tenants()[0].used_tokens
+
+
 def test_a_stream_with_work_stays(client: Client, consumer: MakeConsumer) -> None:
     """
     Tidying takes no stream that has an entry, read or not, and a removed one is made again.
