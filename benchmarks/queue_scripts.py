@@ -9,7 +9,7 @@ from typing import Any
 from redis import Redis
 from redis.asyncio import Redis as AsyncRedis
 
-from pagemill.calls import BATCH
+from pagemill.calls import JOBS_A_CALL, in_chunks
 from pagemill.client import Client
 from pagemill.client_core import CHUNK
 from pagemill.connection import connect, connect_async
@@ -85,7 +85,7 @@ def latencies(url: str, backlog: int, prompt_chars: int) -> dict[str, Any]:
         "backlog": backlog,
         "payload_bytes": len(_job(prompt_chars).payload()),
         "pull_of": _PULL,
-        "finish_of": BATCH,
+        "finish_of": JOBS_A_CALL,
         "ms": {name: _percentiles(values) for name, values in found.items()},
         "p50_over_bare": {
             name: round(statistics.median(found[name]) / statistics.median(found[f"bare_{name}"]), 2)
@@ -107,13 +107,13 @@ async def _measure(url: str, backlog: int, prompt_chars: int) -> dict[str, list[
                 begin = time.perf_counter()
                 rows = await bare.pull()
                 found["bare_pull"].append(time.perf_counter() - begin)
-                for start in range(0, _PULL, BATCH):
-                    ends = [_finished(delivery) for delivery in pulled[start : start + BATCH]]
+                for part, bare_part in zip(in_chunks(pulled), in_chunks(rows), strict=True):
+                    ends = [_finished(delivery) for delivery in part]
                     begin = time.perf_counter()
                     await consumer.finish(ends)
                     found["finish"].append(time.perf_counter() - begin)
                     begin = time.perf_counter()
-                    await bare.finish(rows[start : start + BATCH], ends)
+                    await bare.finish(bare_part, ends)
                     found["bare_finish"].append(time.perf_counter() - begin)
     finally:
         await redis.aclose()

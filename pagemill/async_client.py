@@ -7,8 +7,9 @@ from typing import Any
 
 from pagemill import calls, dead_letters
 from pagemill.async_batch_verbs import AsyncBatchVerbs
-from pagemill.calls import Answer
+from pagemill.calls import Answer, in_chunks
 from pagemill.client_core import (
+    CHUNK,
     POLL_S,
     Awaited,
     Deadline,
@@ -18,7 +19,6 @@ from pagemill.client_core import (
     answer_of,
     busy_places,
     discard_unused,
-    in_chunks,
     in_doubt,
     in_order,
     is_large,
@@ -89,7 +89,7 @@ class AsyncClient(AsyncBatchVerbs, AsyncShareVerbs):
         """
         accepted: list[Accepted] = []
         patience = time.monotonic() + wait_s
-        for chunk in in_chunks(jobs):
+        for chunk in in_chunks(jobs, CHUNK):
             accepted += await self._submit_ready(await self._prepare_all(chunk), patience)
         return accepted
 
@@ -219,7 +219,7 @@ class AsyncClient(AsyncBatchVerbs, AsyncShareVerbs):
             groups: dict[QueueKeys, set[str] | None] = {self._directory.own: None}
         else:
             groups = {}
-            for chunk in in_chunks(job_ids):
+            for chunk in in_chunks(job_ids, CHUNK):
                 for job_id in chunk:
                     wanted = groups.setdefault(await self._locate(job_id), set())
                     if wanted is not None:
@@ -228,7 +228,7 @@ class AsyncClient(AsyncBatchVerbs, AsyncShareVerbs):
         return [Awaited(keys, wanted, await self._last_event(keys)) for keys, wanted in groups.items()]
 
     async def _take(self, one: Awaited, job_ids: Sequence[str]) -> AsyncIterator[Result]:
-        for chunk in in_chunks(job_ids):
+        for chunk in in_chunks(job_ids, CHUNK):
             for job_id, record, known in zip(chunk, *await self._look_many(one.keys, chunk), strict=True):
                 if record is not None:
                     if one.job_ids is not None:

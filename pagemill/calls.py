@@ -1,7 +1,8 @@
 """The scripts' arguments and replies: the one place that packs and reads them."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, NamedTuple, TypeVar, cast
 
 from pagemill.errors import BatchClosed, BatchNotFound, Busy, BusyReason, Conflict
 from pagemill.keys import QueueKeys
@@ -24,11 +25,20 @@ from pagemill.schema import LANES
 from pagemill.scripts import Arg, Call, load
 from pagemill.versions import SCHEMA_VERSION
 
+T = TypeVar("T")
+
 # entries that one PULL looks at; more take another call
 PULL_LOOKS = 64
 
-# jobs in one call that takes many, so that none holds the server for long
-BATCH = 32
+# most jobs in one call that takes many, so that none holds the server for long
+JOBS_A_CALL = 32
+
+
+def in_chunks(items: Iterable[T], size: int = JOBS_A_CALL) -> Iterator[list[T]]:
+    """The items in lists of `size`, the last one shorter; read as they are taken."""
+    source = iter(items)
+    while chunk := list(islice(source, size)):
+        yield chunk
 
 
 class Submission(NamedTuple):

@@ -233,7 +233,7 @@ def _texts(prompt: str | None, files: Sequence[Path], *, stdin: bool) -> Iterato
 
 
 def _submit_lines(context: typer.Context, source: str, defaults: dict[str, Any], *, wait: bool, as_json: bool) -> None:
-    from pagemill.client_core import in_chunks
+    from pagemill.calls import in_chunks
     from pagemill.job_input import read_jsonl
 
     num_bad = num_failed = 0

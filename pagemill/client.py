@@ -6,8 +6,9 @@ from typing import Any
 
 from pagemill import calls, dead_letters
 from pagemill.batch_verbs import BatchVerbs
-from pagemill.calls import Answer
+from pagemill.calls import Answer, in_chunks
 from pagemill.client_core import (
+    CHUNK,
     POLL_S,
     Awaited,
     Deadline,
@@ -17,7 +18,6 @@ from pagemill.client_core import (
     answer_of,
     busy_places,
     discard_unused,
-    in_chunks,
     in_doubt,
     in_order,
     is_large,
@@ -92,7 +92,7 @@ class Client(BatchVerbs, ShareVerbs):
         """
         accepted: list[Accepted] = []
         patience = time.monotonic() + wait_s
-        for chunk in in_chunks(jobs):
+        for chunk in in_chunks(jobs, CHUNK):
             accepted += self._submit_ready(self._prepare_all(chunk), patience)
         return accepted
 
@@ -214,7 +214,7 @@ class Client(BatchVerbs, ShareVerbs):
             groups: dict[QueueKeys, set[str] | None] = {self._directory.own: None}
         else:
             groups = {}
-            for chunk in in_chunks(job_ids):
+            for chunk in in_chunks(job_ids, CHUNK):
                 for job_id in chunk:
                     wanted = groups.setdefault(self._locate(job_id), set())
                     if wanted is not None:
@@ -223,7 +223,7 @@ class Client(BatchVerbs, ShareVerbs):
         return [Awaited(keys, wanted, self._last_event(keys)) for keys, wanted in groups.items()]
 
     def _take(self, one: Awaited, job_ids: Sequence[str]) -> Iterator[Result]:
-        for chunk in in_chunks(job_ids):
+        for chunk in in_chunks(job_ids, CHUNK):
             for job_id, record, known in zip(chunk, *self._look_many(one.keys, chunk), strict=True):
                 if record is not None:
                     if one.job_ids is not None:

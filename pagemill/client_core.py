@@ -8,10 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
-from itertools import islice
-from typing import Any
 
-from pagemill.calls import BATCH, Answer, Submission, submit
+from pagemill.calls import Answer, Submission, in_chunks, submit
 from pagemill.errors import (
     Busy,
     JobFailed,
@@ -115,7 +113,7 @@ def submit_calls(ready: Sequence[Ready], max_queued_tokens: int) -> list[tuple[l
     return [
         (places, submit(keys, [ready[place][1] for place in places], max_queued_tokens))
         for keys, all_places in groups.items()
-        for places in in_chunks(all_places, BATCH)
+        for places in in_chunks(all_places)
     ]
 
 
@@ -337,12 +335,6 @@ class Awaited:
             if self.job_ids is None or job_id in self.job_ids:
                 found.append(job_id)
         return found
-
-
-def in_chunks(items: Iterable[Any], size: int = CHUNK) -> Iterator[list[Any]]:
-    source = iter(items)
-    while chunk := list(islice(source, size)):
-        yield chunk
 
 
 def not_found(job_id: str) -> JobNotFound:

@@ -11,6 +11,7 @@ from redis.asyncio import Redis
 from redis.exceptions import NoScriptError, RedisError
 
 from pagemill import batches, calls
+from pagemill.calls import in_chunks
 from pagemill.connection import judge, read_facts, send_once
 from pagemill.contact import Contact
 from pagemill.keys import MODELS, QueueKeys
@@ -206,9 +207,9 @@ class Consumer:
         Args:
             checkpoints: By job id; saved only for jobs in `held` that are still ours.
         """
-        parts = [held[start : start + calls.BATCH] for start in range(0, len(held), calls.BATCH)]
         renewals = await self._run_many(
-            [calls.renew(self.keys, self.worker_id, part, checkpoints or {}, lease_ms=self.lease_ms) for part in parts],
+            calls.renew(self.keys, self.worker_id, part, checkpoints or {}, lease_ms=self.lease_ms)
+            for part in in_chunks(held)
         )
         lost = frozenset[str]().union(*(renewal.lost for renewal in renewals))
         self._let_go(*(job for job in held if job.job_id in lost))
@@ -227,9 +228,8 @@ class Consumer:
         cancel. "fenced": another worker's now. "gone": the queue does not know it any more.
         In all four cases the job is no longer this worker's.
         """
-        parts = [batch[start : start + calls.BATCH] for start in range(0, len(batch), calls.BATCH)]
         outcomes = await self._run_many(
-            [calls.finish(self.keys, self.worker_id, part, [_record(end) for end in part]) for part in parts],
+            calls.finish(self.keys, self.worker_id, part, [_record(end) for end in part]) for part in in_chunks(batch)
         )
         self._let_go(*(end.delivery for end in batch))
         self._finished.extend((end.delivery.stream, end.delivery.entry_id) for end in batch)
@@ -272,8 +272,9 @@ class Consumer:
         Returns:
             How many were still this worker's.
         """
-        parts = [deliveries[start : start + calls.BATCH] for start in range(0, len(deliveries), calls.BATCH)]
-        released = await self._run_many([calls.release(self.keys, self.worker_id, part) for part in parts])
+        released = await self._run_many(
+            calls.release(self.keys, self.worker_id, part) for part in in_chunks(deliveries)
+        )
         self._let_go(*deliveries)
         return sum(released)
 
@@ -415,9 +416,9 @@ class Consumer:
         with self._contact.watched():
             return await run_async(self._redis, call)
 
-    async def _run_many(self, calls_: Sequence[Call[Any]]) -> list[Any]:
+    async def _run_many(self, calls_: Iterable[Call[Any]]) -> list[Any]:
         with self._contact.watched():
-            return await run_many_async(self._redis, calls_)
+            return await run_many_async(self._redis, list(calls_))
 
     def _let_go(self, *jobs: Delivery) -> None:
         self._held.difference_update((job.stream, job.entry_id) for job in jobs)

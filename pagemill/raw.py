@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
-from pagemill.calls import BATCH, Answer, Submission, read_answer
+from pagemill.calls import Answer, Submission, in_chunks, read_answer
 from pagemill.connection import send_once
 from pagemill.errors import Busy
 from pagemill.keys import QueueKeys
@@ -118,7 +118,7 @@ class RawEntries:
 
         After any other answer than Accepted the entry stays in this worker's hands.
         """
-        calls = [_adopt(self._keys, part, max_queued_tokens) for part in _parts(adoptions)]
+        calls = [_adopt(self._keys, part, max_queued_tokens) for part in in_chunks(adoptions)]
         answers = await run_many_async(self._redis, calls)
         return [answer for part in answers for answer in part]
 
@@ -129,7 +129,7 @@ class RawEntries:
         Returns:
             How many went to the dead letters.
         """
-        calls = [_refuse(self._keys, self._worker_id, part) for part in _parts(refusals)]
+        calls = [_refuse(self._keys, self._worker_id, part) for part in in_chunks(refusals)]
         return sum(await run_many_async(self._redis, calls))
 
     async def wait(self, timeout_s: float) -> None:
@@ -146,10 +146,6 @@ class RawEntries:
                 # the stream or its group went away, or a failover: the next `take` mends it, or says what is the matter
                 if not str(error).startswith(("NOGROUP", "UNBLOCKED")):
                     raise
-
-
-def _parts(items: Sequence[Any]) -> list[Sequence[Any]]:
-    return [items[start : start + BATCH] for start in range(0, len(items), BATCH)]
 
 
 def _take(keys: QueueKeys, worker_id: str, *, page: str, with_new: bool) -> Call[tuple[str, Taken]]:

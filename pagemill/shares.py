@@ -4,25 +4,23 @@ Who gets how much of a queue: weights of tenants, and limits on what tenants and
 For the operator. Workers and submits see a change at their next call.
 """
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import isfinite
+from re import fullmatch
 from typing import Any
 
 from pagemill.client_base import AsyncClientBase, ClientBase
 from pagemill.errors import SettingsError
 from pagemill.keys import QueueKeys
-from pagemill.schema import LANES, Lane
+from pagemill.schema import LANES, NAME, Lane
 
 # stands for every tenant that has no limit of its own
 ANY_TENANT = "*"
 
 # the scripts count with no others (lua/common.lua)
 LEAST_WEIGHT, MOST_WEIGHT = 0.001, 1000.0
-
-_TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,127}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +153,7 @@ def _clean_weight(weight: float) -> float:
 def _set_tenant(
     keys: QueueKeys, tenant: str, weight: float | None, max_queued_tokens: int | None
 ) -> list[tuple[Any, ...]]:
-    if tenant != ANY_TENANT and not _TENANT.fullmatch(tenant):
+    if tenant != ANY_TENANT and not fullmatch(NAME, tenant):
         raise SettingsError(f"the tenant's name is {tenant!r}: want letters, digits, dots, dashes, underscores, @")
     commands: list[tuple[Any, ...]] = []
     if weight is not None:
