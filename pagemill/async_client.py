@@ -321,13 +321,26 @@ class AsyncClient(AsyncBatchVerbs, AsyncShareVerbs):
         """
         return await run_async(self._redis, dead_letters.requeue(self._directory.own, entry_id))
 
-    async def purge_dead(self, entry_ids: Iterable[str] = (), *, before_ms: int | None = None) -> int:
+    async def purge_dead(
+        self, entry_ids: Iterable[str] = (), *, before_ms: int | None = None, older_than_s: float | None = None
+    ) -> int:
         """
         Delete dead letters for good: these, and those given up before a time; returns how many.
+
+        Args:
+            before_ms: A time by the server's clock, as in `DeadLetter.at_ms`.
+            older_than_s: Before now by the server's clock; 0 takes all that are there.
+
+        Raises:
+            JobNotFound: one of the ids can be no letter's; nothing was deleted. One that is gone is no error.
         """
-        purged = sum(await run_many_async(self._redis, dead_letters.purge(self._directory.own, entry_ids)))
+        keys = self._directory.own
+        purged = sum(await run_many_async(self._redis, dead_letters.purge(keys, entry_ids)))
+        if older_than_s is not None:
+            [now] = await self._pipeline(("TIME",))
+            before_ms = max(before_ms or 0, dead_letters.cutoff_ms(now, older_than_s))
         while before_ms is not None:
-            num_gone = await run_async(self._redis, dead_letters.purge_oldest(self._directory.own, before_ms))
+            num_gone = await run_async(self._redis, dead_letters.purge_oldest(keys, before_ms))
             purged += num_gone
             if not num_gone:
                 break

@@ -1,7 +1,6 @@
 """`pagemill dead`: look at the jobs that were given up, run them anew, or throw them away."""
 
 import json
-import time
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated
@@ -61,7 +60,7 @@ def requeue(
     if bool(entry_ids) == every:
         raise typer.BadParameter("give entry ids, or --all")
     with open_client(context) as client:
-        for entry_id in entry_ids or _all_ids(client, only_jobs=True):
+        for entry_id in entry_ids or _ids_of_jobs(client):
             accepted = client.requeue_dead(entry_id)
             print(f"{accepted.job_id} {'submitted again already: ' if accepted.duplicate else ''}{accepted.state}")
 
@@ -77,20 +76,20 @@ def purge(
     if bool(entry_ids) + (older_than_h is not None) + every != 1:
         raise typer.BadParameter("give entry ids, --older-than-h or --all")
     with open_client(context) as client:
-        if older_than_h is not None:
-            purged = client.purge_dead(before_ms=round((time.time() - 3600 * older_than_h) * 1000))
+        if entry_ids:
+            purged = client.purge_dead(entry_ids)
         else:
-            purged = client.purge_dead(entry_ids or _all_ids(client))
+            purged = client.purge_dead(older_than_s=3600 * (older_than_h or 0))
     print(f"{purged} purged")
 
 
-def _all_ids(client: "Client", *, only_jobs: bool = False) -> list[str]:
-    """Ids of all letters that are there now: what dies again meanwhile is not taken a second time."""
+def _ids_of_jobs(client: "Client") -> list[str]:
+    """Ids of the letters that are there now: what dies again meanwhile is not taken a second time."""
     ids: list[str] = []
     last = "-"
     while letters := client.dead_letters(PAGE, last):
         last = letters[-1].entry_id
-        ids += (letter.entry_id for letter in letters if letter.raw is None or not only_jobs)
+        ids += (letter.entry_id for letter in letters if letter.raw is None)
     return ids
 
 

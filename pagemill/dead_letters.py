@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
+from pagemill.calls import JOBS_A_CALL, in_chunks
 from pagemill.errors import InvalidJob, JobNotFound
 from pagemill.keys import QueueKeys
 from pagemill.messages import Accepted, DeathCause, JobState
@@ -13,9 +14,6 @@ from pagemill.scripts import Arg, Call, load
 
 # read in one command: a payload may have megabytes
 PAGE = 32
-
-# purged by one script
-BATCH = 256
 
 _ENTRY_ID = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
 
@@ -149,15 +147,24 @@ def requeue(keys: QueueKeys, entry_id: str) -> Call[Accepted]:
 
 
 def purge(keys: QueueKeys, entry_ids: Iterable[str]) -> list[Call[int]]:
+    # all of them first: where one can be no id, nothing is purged
     ids: list[Arg] = [checked(entry_id) for entry_id in entry_ids]
-    parts = [ids[start : start + BATCH] for start in range(0, len(ids), BATCH)]
-    return [Call(load("purge"), keys.base, ["", 0, *part], int) for part in parts]
+    return [Call(load("purge"), keys.base, ["", 0, *part], int) for part in in_chunks(ids)]
 
 
 def purge_oldest(keys: QueueKeys, before_ms: int) -> Call[int]:
     """Purges some of the letters from before that time; repeated until none is left."""
     # an id without its second half stands for all of that millisecond
-    return Call(load("purge"), keys.base, [max(0, before_ms - 1), BATCH], int)
+    return Call(load("purge"), keys.base, [max(0, before_ms - 1), JOBS_A_CALL], int)
+
+
+def cutoff_ms(server_time: tuple[int, int], older_than_s: float) -> int:
+    """
+    The `before_ms` of letters that are so old, of the reply to TIME: the server's clock names the letters.
+    """
+    seconds, microseconds = server_time
+    # this millisecond is over for who asks: what was given up in it is as old
+    return 1000 * seconds + microseconds // 1000 - round(1000 * older_than_s) + 1
 
 
 def checked(entry_id: str) -> str:

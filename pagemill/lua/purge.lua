@@ -1,6 +1,8 @@
 -- with: ending
 -- PURGE: delete dead letters for good.
 --
+-- A letter has its payload, which may be large: they are read one after the other.
+--
 -- KEYS[1]  base
 -- Reads and writes
 --   dead      stream  the letters go
@@ -10,25 +12,26 @@
 -- Returns
 --   how many went
 
-local purged = 0
-
-local function purge(entry)
-  for i = 1, #entry[2], 2 do
-    if entry[2][i] == 'ref' then
-      orphan(entry[2][i + 1])
+local function purge(from, to)
+  local letter = redis.call('XRANGE', key('dead'), from, to, 'COUNT', 1)[1]
+  if not letter then
+    return 0
+  end
+  for i = 1, #letter[2], 2 do
+    if letter[2][i] == 'ref' then
+      orphan(letter[2][i + 1])
     end
   end
-  purged = purged + redis.call('XDEL', key('dead'), entry[1])
+  return redis.call('XDEL', key('dead'), letter[1])
 end
 
+local purged = 0
 if ARGV[1] ~= '' then
-  for _, entry in ipairs(redis.call('XRANGE', key('dead'), '-', ARGV[1], 'COUNT', ARGV[2])) do
-    purge(entry)
+  while purged < tonumber(ARGV[2]) and purge('-', ARGV[1]) == 1 do
+    purged = purged + 1
   end
 end
 for i = 3, #ARGV do
-  for _, entry in ipairs(redis.call('XRANGE', key('dead'), ARGV[i], ARGV[i])) do
-    purge(entry)
-  end
+  purged = purged + purge(ARGV[i], ARGV[i])
 end
 return purged

@@ -8,9 +8,10 @@ import pytest
 from redis import Redis
 
 from pagemill.async_client import AsyncClient
+from pagemill.calls import JOBS_A_CALL
 from pagemill.client import Client
 from pagemill.connection import connect
-from pagemill.dead_letters import BATCH, PAGE, DeadLetter
+from pagemill.dead_letters import PAGE, DeadLetter
 from pagemill.errors import InvalidJob, JobNotFound
 from pagemill.keys import QueueKeys
 from pagemill.messages import Delivery, Outcome
@@ -285,14 +286,15 @@ def test_letters_are_purged_by_id_and_by_age(client: Client, redis: Redis, queue
     Of very many, those before a time go, or exactly those that are named.
     """
     keys = QueueKeys(queue)
-    for number in range(BATCH + 10):
+    many = 2 * JOBS_A_CALL + 10
+    for number in range(many):
         redis.xadd(keys.dead, {"j": f"{number}"}, id=f"1000-{number + 1}")
-    named = [redis.xadd(keys.dead, {"j": "named"}, id=f"2000-{number}").decode() for number in range(BATCH + 10)]
+    named = [redis.xadd(keys.dead, {"j": "named"}, id=f"2000-{number}").decode() for number in range(many)]
     redis.xadd(keys.dead, {"j": "last"}, id="3000-0")
 
     counts = [client.purge_dead(before_ms=1000), client.purge_dead(before_ms=1001), client.purge_dead(named)]
 
-    assert [0, BATCH + 10, BATCH + 10] == counts
+    assert [0, many, many] == counts
     assert (["last"], 0) == ([letter.job_id for letter in client.dead_letters()], client.purge_dead(named[:3]))
 
 
