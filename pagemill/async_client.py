@@ -312,7 +312,8 @@ class AsyncClient(AsyncBatchVerbs, AsyncShareVerbs):
         """
         Run a dead letter's job anew under its id, ahead of its lane; its failed result goes.
 
-        Nothing happens where the job was submitted again meanwhile: the answer is then a duplicate.
+        Nothing happens where the job was submitted again meanwhile, or the letter was requeued within the
+        last hour: the answer is then a duplicate.
         A raw entry that was refused is one again, under the same id, and is judged anew.
 
         Raises:

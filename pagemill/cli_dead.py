@@ -1,6 +1,7 @@
 """`pagemill dead`: look at the jobs that were given up, run them anew, or throw them away."""
 
 import json
+import sys
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pagemill.cli_common import AsJson, open_client
+from pagemill.errors import InvalidJob, JobNotFound
 
 if TYPE_CHECKING:
     from pagemill.client import Client
@@ -56,13 +58,26 @@ def requeue(
     entry_ids: _EntryIdsOrNone = None,
     every: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
 ) -> None:
-    """Run the jobs of dead letters anew, under their ids; prints each id and its state."""
+    """
+    Run the jobs of dead letters anew, under their ids; prints each id and its state.
+
+    Raw entries that were refused are judged anew. What cannot be put back is left where it is.
+    """
     if bool(entry_ids) == every:
         raise typer.BadParameter("give entry ids, or --all")
+    num_left = 0
     with open_client(context) as client:
-        for entry_id in entry_ids or _ids_of_jobs(client):
-            accepted = client.requeue_dead(entry_id)
-            print(f"{accepted.job_id} {'submitted again already: ' if accepted.duplicate else ''}{accepted.state}")
+        for entry_id in entry_ids or _ids_to_requeue(client):
+            try:
+                accepted = client.requeue_dead(entry_id)
+            except (JobNotFound, InvalidJob) as error:
+                num_left += 1
+                print(f"pagemill: {error}", file=sys.stderr)
+                continue
+            print(f"{accepted.job_id} {'there already: ' if accepted.duplicate else ''}{accepted.state}")
+    # of all letters some may go meanwhile, by another hand
+    if num_left and not every:
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -83,13 +98,13 @@ def purge(
     print(f"{purged} purged")
 
 
-def _ids_of_jobs(client: "Client") -> list[str]:
+def _ids_to_requeue(client: "Client") -> list[str]:
     """Ids of the letters that are there now: what dies again meanwhile is not taken a second time."""
     ids: list[str] = []
     last = "-"
     while letters := client.dead_letters(PAGE, last):
         last = letters[-1].entry_id
-        ids += (letter.entry_id for letter in letters if letter.raw is None)
+        ids += (letter.entry_id for letter in letters if letter.can_be_requeued)
     return ids
 
 

@@ -36,6 +36,7 @@ class DeadLetter:
         timeout_ms: How long it was given from its acceptance on; 0 for no deadline.
         payload: The job as JSON; None where `payload_ref` says which object holds it.
         raw: What came, where it never was a job.
+        can_be_requeued: It is a job, or an entry that may be judged anew.
     """
 
     entry_id: str
@@ -58,6 +59,7 @@ class DeadLetter:
     payload: bytes | None = field(default=None, repr=False)
     payload_ref: str | None = None
     raw: bytes | None = field(default=None, repr=False)
+    can_be_requeued: bool = True
 
 
 def read_letter(entry: RawEntry) -> DeadLetter:
@@ -90,6 +92,7 @@ def read_letter(entry: RawEntry) -> DeadLetter:
         payload=fields.get(b"d"),
         payload_ref=text("ref") or None,
         raw=fields.get(b"raw"),
+        can_be_requeued=b"raw" not in fields or b"entry" in fields,
     )
 
 

@@ -22,6 +22,7 @@ keeps them in one slot. The scripts build the same names from the base (lua/comm
     sus                 list    OBITUARY, RECLAIM       with its last member; groups of suspects that wait
     g:<group>           list    OBITUARY, RECLAIM       with its last member; jobs of a group
     dead                stream  OBITUARY, BURY, raw     stays; an entry goes by REQUEUE or PURGE
+    rq:<entry>          string  REQUEUE                 after an hour; the job that a letter became
     deadlines           zset    SUBMIT, EXPIRE          with its last member
     b:<batch>           hash    CREATE_BATCH, all ends  30 days after its last activity; its ttl after its end
     bj:<batch>          set     SUBMIT, every end       with its last member, or with the batch

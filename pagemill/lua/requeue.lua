@@ -5,9 +5,12 @@
 -- as it was then, and comes before what waits in its lane. Its batch, which has counted its end,
 -- takes that back and waits for it again, unless the batch itself has ended or was cancelled.
 --
+-- A call whose reply was lost comes again and finds no letter: for an hour it is known what became of it.
+--
 -- KEYS[1]  base
 -- Reads and writes
 --   dead                stream  the letter goes
+--   rq:<entry>          string  the job that the letter became; expires
 --   j:<id>, d:<id>      hash, string  made anew
 --   r:<id>, t:<id>      deleted
 --   idem:<name>         string  stands for the job again, where no other took the name
@@ -18,21 +21,33 @@
 -- ARGV
 --   1 entry id
 -- Returns
---   {"OK", job, payload ref} | {"DUP", job, its state, its payload ref} where it has been submitted
---   again meanwhile | {"GONE"} | {"GARBAGE"} where it never was a job, nor could have been one
+--   {"OK", job, payload ref} | {"DUP", job, its state, its payload ref} where it has been submitted again
+--   or requeued meanwhile | {"GONE"} | {"GARBAGE"} where it never was a job, nor could have been one
 
 local letter = redis.call('XRANGE', key('dead'), ARGV[1], ARGV[1])[1]
 if not letter then
-  return { 'GONE' }
+  local known = redis.call('GET', key('rq', ARGV[1]))
+  if not known then
+    return { 'GONE' }
+  end
+  local v = redis.call('HMGET', key('j', known), 'st', 'ref', 'fp')
+  -- without a fingerprint it is the refusal still: the entry that was put back waits to be adopted
+  return { 'DUP', known, v[3] ~= '' and v[1] or 'queued', v[2] or '' }
 end
 local f = {}
 for i = 1, #letter[2], 2 do
   f[letter[2][i]] = letter[2][i + 1]
 end
 local id = f.j
+
+local function take_letter()
+  redis.call('XDEL', key('dead'), letter[1])
+  redis.call('SET', key('rq', letter[1]), id, 'PX', 3600000)
+end
+
 if f.raw and f.entry then
   -- a newer worker may know it, or its batch is there now; its name stays
-  redis.call('XDEL', key('dead'), letter[1])
+  take_letter()
   redis.call('XADD', key('in'), '*', 'd', f.raw, 'id', id)
   count('requeued', 1)
   return { 'OK', id, '' }
@@ -69,7 +84,7 @@ local function reclaim_name(name)
 end
 
 local now = now_ms()
-redis.call('XDEL', key('dead'), letter[1])
+take_letter()
 redis.call('DEL', job, key('r', id), key('t', id))
 -- cost: nothing has been charged for this run, and a hand-back is served without
 redis.call('HSET', job, 'st', 'queued', 'ln', f.ln, 'tn', f.tn, 'tok', f.tok, 'acc', whole(now), 'ttl', f.ttl,

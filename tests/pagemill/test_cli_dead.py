@@ -84,15 +84,21 @@ def test_requeue_runs_the_named_or_all(
     run: Run, client: Client, dead: list[DeadLetter], redis: Redis, queue: str
 ) -> None:
     """
-    By entry id, or all that are jobs; one that is gone is an error.
+    By entry id, or all that can be put back; a second time changes nothing, and what is no letter is an error.
     """
     garbage = redis.xadd(QueueKeys(queue).dead, {"j": "raw-1", "why": "garbage", "raw": b"{"})
+    assert isinstance(garbage, bytes)
     one = run("dead", "requeue", dead[0].entry_id)
     rest = run("dead", "requeue", "--all")
     again = run("dead", "requeue", dead[0].entry_id)
+    missing = run("dead", "requeue", "1-1", garbage.decode(), dead[0].entry_id)
 
     assert [(0, f"{letter.job_id} queued\n", "") for letter in dead] == [one, rest]
-    assert (1, True) == (again[0], "no dead letter" in again[2])
+    assert (0, f"{dead[0].job_id} there already: queued\n", "") == again
+    assert (1, again[1]) == missing[:2]
+    assert ["no dead letter 1-1", "holds no job"] == [
+        words for words in ("no dead letter 1-1", "holds no job") if words in missing[2]
+    ]
     assert (2, [garbage]) == (
         client.stats().queued["standard"],
         [one.entry_id.encode() for one in client.dead_letters()],

@@ -223,12 +223,16 @@ def test_a_job_that_was_submitted_again_is_not_doubled(client: Client, consumer:
 
 def test_a_letter_is_requeued_once(client: Client, consumer: MakeConsumer) -> None:
     """
-    A repeated requeue finds no letter, and no text that could be no id finds one.
+    A repeated requeue finds the job, and no text that could be no id finds a letter.
     """
     letter = buried(client, consumer())
     client.requeue_dead(letter.entry_id)
 
-    for entry_id in (letter.entry_id, "1", "+", "- +"):
+    again = client.requeue_dead(letter.entry_id)
+    assert (letter.job_id, "queued", True) == (again.job_id, again.state, again.duplicate)
+    with pytest.raises(JobNotFound, match="no dead letter"):
+        client.dead_letter(letter.entry_id)
+    for entry_id in ("1", "+", "- +", "1-1"):
         with pytest.raises(JobNotFound, match="no dead letter"):
             client.requeue_dead(entry_id)
         with pytest.raises(JobNotFound, match="no dead letter"):
