@@ -252,11 +252,10 @@ local function close_books()
   end
   for batch, number in pairs(joined) do
     if number > 0 then
-      -- an open batch lives for 30 days after its last activity, the list of them for a day more
       redis.call('HINCRBY', key('b', batch), 'total', number)
-      redis.call('PEXPIRE', key('b', batch), 2592000000)
-      redis.call('PEXPIRE', key('bj', batch), 2592000000)
-      redis.call('PEXPIRE', key('batches'), 2678400000)
+      redis.call('PEXPIRE', key('b', batch), whole(BATCH_LIFE_MS))
+      redis.call('PEXPIRE', key('bj', batch), whole(BATCH_LIFE_MS))
+      redis.call('PEXPIRE', key('batches'), whole(NAMES_LIFE_MS))
     end
   end
   if num_added > 0 then

@@ -27,7 +27,7 @@ local function mark(batch)
   redis.call('HSET', hash, 'cancel', '1', 'sealed', f.sealed)
   redis.call('SADD', key('cancelling'), batch)
   -- goes with its last member; a server without workers forgets it after the batches
-  redis.call('PEXPIRE', key('cancelling'), 2678400000)
+  redis.call('PEXPIRE', key('cancelling'), whole(NAMES_LIFE_MS))
   advance_batch(batch, f, now)
 end
 

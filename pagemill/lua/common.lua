@@ -10,6 +10,10 @@ local GROUP = 'workers'
 local LANES = { 'interactive', 'standard', 'bulk' }
 -- how fast the queue drains is a sum that fades: what ended so long ago counts a third
 local FADE_MS = 30000
+-- an open batch lives for 30 days after its last activity, the names of batches for a day more; a webhook
+-- is tried for 3 days
+local DAY_MS = 86400000
+local BATCH_LIFE_MS, NAMES_LIFE_MS, HOOK_LIFE_MS = 30 * DAY_MS, 31 * DAY_MS, 3 * DAY_MS
 
 local function key(kind, a, b)
   if b then

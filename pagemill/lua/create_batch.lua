@@ -26,8 +26,8 @@ if not first_print then
   if ARGV[6] ~= '' then
     redis.call('HSET', hash, 'hook', ARGV[6])
   end
-  -- as with each job that joins: 30 days, and the list of batches a day more
-  redis.call('PEXPIRE', hash, 2592000000)
+  -- as with each job that joins
+  redis.call('PEXPIRE', hash, whole(BATCH_LIFE_MS))
   -- expired batches leave the list by and by: a few looks for each new one keep up
   for _, one in ipairs(redis.call('ZRANDMEMBER', key('batches'), 8)) do
     if redis.call('EXISTS', key('b', one)) == 0 then
@@ -35,6 +35,6 @@ if not first_print then
     end
   end
   redis.call('ZADD', key('batches'), whole(now), batch)
-  redis.call('PEXPIRE', key('batches'), 2678400000)
+  redis.call('PEXPIRE', key('batches'), whole(NAMES_LIFE_MS))
 end
 return redis.call('HGETALL', hash)

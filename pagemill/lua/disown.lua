@@ -31,11 +31,8 @@ local now = now_ms()
 local returned = 0
 
 local function take_back(stream, entry)
-  local body = redis.call('XRANGE', stream, entry, entry)[1]
-  drop_entry(stream, entry)
-  local id = body and body[2][2]
-  local v = id and redis.call('HMGET', key('j', id), 'st', 'e') or {}
-  if v[1] == 'running' and v[2] == entry then
+  local id = take_entry(stream, entry)
+  if id then
     redis.call('HINCRBY', key('j', id), 'att', -1)
     hand_back(id, now)
     returned = returned + 1

@@ -15,10 +15,15 @@ local function drop_entry(stream, entry)
   redis.call('XDEL', stream, entry)
 end
 
--- what an open batch lives for after its last activity: 30 days
-local BATCH_LIFE = 2592000000
--- what its webhook is tried for: 3 days
-local HOOK_LIFE = 259200000
+-- Drop an entry that its worker is not to have any more, and return the job that it still was; nil where
+-- that has ended, or went on by another entry, which a failover can forget.
+local function take_entry(stream, entry)
+  local body = redis.call('XRANGE', stream, entry, entry)[1]
+  drop_entry(stream, entry)
+  local id = body and body[2][2]
+  local v = id and redis.call('HMGET', key('j', id), 'st', 'e') or {}
+  return v[1] == 'running' and v[2] == entry and id or nil
+end
 
 local function announce(batch, word, total, ended)
   redis.call('XADD', key('ev'), 'MAXLEN', '~', '100000', '*', 'b', batch, 'st', word, 'total', total, 'ended', ended)
@@ -46,9 +51,9 @@ local function end_batch(batch, f, now)
   if f.hook then
     redis.call('HSET', hash, 'hook_st', 'pending')
     redis.call('ZADD', key('hooks'), whole(now), batch)
-    redis.call('PEXPIRE', key('hooks'), whole(2 * HOOK_LIFE))
+    redis.call('PEXPIRE', key('hooks'), whole(2 * HOOK_LIFE_MS))
     -- an hour more, to tell that it went wrong
-    life = math.max(life, HOOK_LIFE + 3600000)
+    life = math.max(life, HOOK_LIFE_MS + 3600000)
   end
   redis.call('PEXPIRE', hash, whole(life))
 end
@@ -70,8 +75,8 @@ local function advance_batch(batch, f, now)
   -- not with each of its jobs: that it lives is written down once an hour
   if now - (f.seen or 0) > 3600000 then
     redis.call('HSET', hash, 'seen', whole(now))
-    redis.call('PEXPIRE', hash, whole(BATCH_LIFE))
-    redis.call('PEXPIRE', key('bj', batch), whole(BATCH_LIFE))
+    redis.call('PEXPIRE', hash, whole(BATCH_LIFE_MS))
+    redis.call('PEXPIRE', key('bj', batch), whole(BATCH_LIFE_MS))
   end
 end
 

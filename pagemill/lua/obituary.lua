@@ -46,14 +46,7 @@ local num_taken = more and most - 1 or #found
 
 local held = {}
 for i = 1, num_taken do
-  local stream, entry = found[i][1], found[i][2]
-  local body = redis.call('XRANGE', stream, entry, entry)[1]
-  drop_entry(stream, entry)
-  local id = body and body[2][2]
-  local v = id and redis.call('HMGET', key('j', id), 'st', 'e') or {}
-  if v[1] == 'running' and v[2] == entry then
-    held[#held + 1] = id
-  end
+  held[#held + 1] = take_entry(unpack(found[i]))
 end
 
 local function is_poison(id)

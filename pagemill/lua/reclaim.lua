@@ -74,21 +74,19 @@ local function suspect(ids, worker)
 end
 
 local function take_back(stream, entry, worker)
-  local body = redis.call('XRANGE', stream, entry, entry)[1]
-  drop_entry(stream, entry)
-  local id = body and body[2][2]
-  local v = id and redis.call('HMGET', key('j', id), 'st', 'e') or {}
-  -- a failover can bring back the entry of a job that has ended: it has no more to do
-  if v[1] == 'running' and v[2] == entry then
-    redis.call('HINCRBY', key('j', id), 'att', -1)
-    if redis.call('HINCRBY', key('j', id), 'lapses', 1) == 1 then
-      hand_back(id, now)
-    else
-      lost[worker] = lost[worker] or {}
-      table.insert(lost[worker], id)
-    end
-    taken = taken + 1
+  local id = take_entry(stream, entry)
+  if not id then
+    return
   end
+  redis.call('HINCRBY', key('j', id), 'att', -1)
+  local lapses = redis.call('HINCRBY', key('j', id), 'lapses', 1)
+  if lapses == 1 then
+    hand_back(id, now)
+  else
+    lost[worker] = lost[worker] or {}
+    table.insert(lost[worker], id)
+  end
+  taken = taken + 1
 end
 
 -- by owner: to look for idle ones among all that is pending takes long where that is much

@@ -69,8 +69,8 @@ local function rejoin(batch)
   redis.call('HSET', job, 'b', batch)
   redis.call('HINCRBY', key('b', batch), 'failed', -1)
   redis.call('SADD', key('bj', batch), id)
-  redis.call('PEXPIRE', key('b', batch), whole(BATCH_LIFE))
-  redis.call('PEXPIRE', key('bj', batch), whole(BATCH_LIFE))
+  redis.call('PEXPIRE', key('b', batch), whole(BATCH_LIFE_MS))
+  redis.call('PEXPIRE', key('bj', batch), whole(BATCH_LIFE_MS))
 end
 
 -- Where another job has taken the name, this one has none any more: what becomes of it is no matter of

@@ -9,9 +9,6 @@
 -- Returns
 --   the state: "delivered", "failed", "pending"; "" where the hook was settled before
 
--- as in ending.lua: what a webhook is tried for, in ms
-local HOOK_LIFE = 259200000
-
 local batch, word, why = ARGV[1], ARGV[2], ARGV[4]
 local hash = key('b', batch)
 local v = redis.call('HMGET', hash, 'ended', 'ttl')
@@ -22,7 +19,7 @@ end
 
 write_although_full()
 local due = now_ms() + ARGV[3]
-if word == 'again' and due < v[1] + HOOK_LIFE then
+if word == 'again' and due < v[1] + HOOK_LIFE_MS then
   redis.call('ZADD', key('hooks'), whole(due), batch)
   redis.call('HSET', hash, 'hook_err', why)
   return 'pending'
