@@ -49,25 +49,27 @@ for i = 1, num_taken do
   held[#held + 1] = take_entry(unpack(found[i]))
 end
 
-local function is_poison(id)
-  return redis.call('HINCRBY', key('j', id), 'crash', 1) >= 2
-end
-
+local alone = #held == 1 and not more
 local suspects, dead = {}, 0
-for _, id in ipairs(held) do
-  local v = redis.call('HMGET', key('j', id), 'cancel', 'b', 'dl')
-  if not crashed then
-    redis.call('HINCRBY', key('j', id), 'att', -1)
-    hand_back(id, now)
-  elseif ended_by_verdict(id, v, now) then
-    -- nobody wants its answer any more
-  elseif #held == 1 and not more and is_poison(id) then
+
+local function suspect(id)
+  local crashes = alone and redis.call('HINCRBY', key('j', id), 'crash', 1) or 0
+  if crashes >= 2 then
     bury(id, 'poison', 'poison', 'twice the job ran alone and its worker died, the second time by: ' .. why, worker, now)
     dead = 1
   else
     redis.call('HINCRBY', key('j', id), 'att', -1)
     redis.call('HSET', key('j', id), 'why', why)
     suspects[#suspects + 1] = id
+  end
+end
+
+for _, id in ipairs(held) do
+  if not crashed then
+    redis.call('HINCRBY', key('j', id), 'att', -1)
+    hand_back(id, now)
+  elseif not ended_by_verdict(id, redis.call('HMGET', key('j', id), 'cancel', 'b', 'dl'), now) then
+    suspect(id)
   end
 end
 if #suspects > 0 then

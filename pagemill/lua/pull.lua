@@ -112,15 +112,18 @@ end
 local held_for, held_since, held_rank =
   string.match(redis.call('GET', key('hold', worker)) or '', '^(%S+) (%d+) (%d)$')
 
--- Does a head that does not fit keep the rest waiting? For one lease it does, so that freed
--- room adds up for it; for the next it does not, so that others are not held up by it. One
--- clock for all heads: with one each, several would hold up the others by turns for ever. But
--- the clock of a less urgent lane is none for a more urgent one.
-local function reserves(id, rank)
+-- A head that does not fit keeps the rest waiting: for one lease it does, so that freed room adds up
+-- for it; for the next it does not, so that others are not held up by it. One clock for all heads:
+-- with one each, several would hold up the others by turns for ever. But the clock of a less urgent
+-- lane is none for a more urgent one.
+local function hold_room(id, rank)
   if not held_for or rank < tonumber(held_rank) then
     held_for, held_since, held_rank = id, now, rank
     redis.call('SET', key('hold', worker), id .. ' ' .. whole(now) .. ' ' .. rank, 'PX', whole(2 * lease))
   end
+end
+
+local function holds_room()
   return now - held_since < lease
 end
 
@@ -150,7 +153,8 @@ local function try_take(from)
   local cost = cost_of(entry[2])
   if cost > rooms[from.rank].tokens then
     cleared[from.rank] = false
-    stopped = reserves(entry[2][2], from.rank)
+    hold_room(entry[2][2], from.rank)
+    stopped = holds_room()
     return nil
   end
   release_hold(entry[2][2])
