@@ -2,7 +2,6 @@
 -- that may wait, and what they give for each job are the 15 arguments of submit.lua.
 
 local FIELDS = 15
-local LANE, TENANT, TOKENS, TIMEOUT, TTL, SEED, BATCH, VERSION = 5, 6, 7, 8, 9, 11, 13, 14
 
 local limit = tonumber(ARGV[1])
 local now = now_ms()
@@ -10,6 +9,43 @@ local accepted = whole(now)
 local added = {}
 -- jobs that join each batch
 local joined = {}
+
+-- Whatever a producer sends: a number that a later script cannot count with would stop the whole
+-- queue, not just this job.
+local function bounded(text, least, most)
+  local number = tonumber(text)
+  -- a few digits are as `whole` would write them, which costs more than all else here
+  if number and number >= least and (text == '0' or string.find(text, '^[1-9]%d?%d?%d?%d?$')) then
+    return text
+  end
+  -- NaN is not equal to itself
+  if not number or number ~= number then
+    number = least
+  end
+  return whole(math.max(least, math.min(number, most)))
+end
+
+local function given(text)
+  return text ~= '' and text or nil
+end
+
+-- The job whose arguments begin at ARGV[i], with numbers that can be counted with. What is the rule is
+-- left out: a short hash costs less to write and to keep.
+local function read_job(i)
+  local id, print, idem, payload, ref, lane, tenant, tokens, timeout, ttl, streams, seed, metadata, batch, version =
+    unpack(ARGV, i, i + FIELDS - 1)
+  timeout, version = bounded(timeout, 0, 2 ^ 40), bounded(version, 1, 2 ^ 31)
+  -- seeds have 63 bits: too many for a Lua number
+  if not string.find(seed, '^%d+$') or #seed > 19 then
+    seed = '0'
+  end
+  return {
+    id = id, hash = key('j', id), print = print, payload = payload, lane = lane, tenant = tenant,
+    tokens = bounded(tokens, 0, 2 ^ 40), ttl = bounded(ttl, 1, 2 ^ 32), seed = seed, idem = given(idem),
+    ref = given(ref), dl = timeout ~= '0' and whole(now + timeout) or nil, stream = streams == '1' and '1' or nil,
+    md = given(metadata), b = given(batch), v = version ~= '1' and version or nil,
+  }
+end
 
 -- INFO costs more than a submit: one call a second looks, the others read what it saw
 local function memory_full()
@@ -42,25 +78,25 @@ end
 -- jobs that are none: raw entries of these names were refused
 local refused = {}
 
-local function known(job, id, print, idem)
-  local first_print = redis.call('HGET', job, 'fp')
+local function known(job)
+  local first_print = redis.call('HGET', job.hash, 'fp')
   if first_print == '' then
-    refused[job] = true
+    refused[job.hash] = true
   elseif first_print then
-    return seen(id, first_print, print)
+    return seen(job.id, first_print, job.print)
   end
-  local record = idem ~= '' and redis.call('GET', key('idem', idem))
+  local record = job.idem and redis.call('GET', key('idem', job.idem))
   if record then
     local first
     first, first_print = string.match(record, '^(%S+) (%S+)$')
-    return seen(first, first_print, print)
+    return seen(first, first_print, job.print)
   end
   return nil
 end
 
 -- a batch that does not take this job
 local function closed(batch)
-  if batch == '' or joined[batch] then
+  if not batch or joined[batch] then
     return nil
   end
   local v = redis.call('HMGET', key('b', batch), 'created', 'sealed')
@@ -135,7 +171,7 @@ local function retry_ms(why, lane, tokens)
   return whole(math.max(100, math.min(tokens / rate, 60000)))
 end
 
-local function refuse(lane, tenant, tokens)
+local function busy(lane, tenant, tokens)
   if full then
     return { 'BUSY', 'memory', '5000' }
   end
@@ -149,6 +185,11 @@ local function refuse(lane, tenant, tokens)
   return nil
 end
 
+-- why a job is not to be added: a reply, or nil
+local function refusal(job)
+  return known(job) or closed(job.b) or busy(job.lane, job.tenant, job.tokens)
+end
+
 -- a tenant that wakes up starts at the lane's present, so that it cannot save up idle time
 local function wake(lane, tenant)
   if not redis.call('ZSCORE', key('ring', lane), tenant) then
@@ -159,87 +200,68 @@ local function wake(lane, tenant)
   end
 end
 
-local function add(job, id, print, idem, payload, ref, lane, tenant, tokens, timeout, ttl, streams, seed, metadata,
-  batch, version)
-  if refused[job] then
-    redis.call('DEL', job, key('r', id))
-  end
-  local stream = base .. ':s:' .. lane .. ':' .. tenant
+-- its sums in this call; what is the first of its stream opens that
+local function sum_of(job)
+  local stream = base .. ':s:' .. job.lane .. ':' .. job.tenant
   local sum = added[stream]
   if not sum then
     open_stream(stream)
-    wake(lane, tenant)
-    sum = { lane, tenant, 0, 0 }
+    wake(job.lane, job.tenant)
+    sum = { job.lane, job.tenant, 0, 0, stream = stream }
     added[stream] = sum
   end
-  local entry = redis.call('XADD', stream, '*', 'j', id, 'tok', tokens)
-  redis.call('HSET', job, 'st', 'queued', 'e', entry, 'ln', lane, 'tn', tenant, 'tok', tokens, 'acc', accepted,
-    'ttl', ttl, 'seed', seed, 'fp', print)
-  if ref ~= '' then
-    redis.call('HSET', job, 'ref', ref)
-  else
+  return sum
+end
+
+-- fields that a job has or has not, under the same names in the hash
+local OPTIONAL = { 'ref', 'dl', 'v', 'stream', 'md', 'b', 'idem' }
+
+local function write_hash(job, entry)
+  local fields = { 'st', 'queued', 'e', entry, 'ln', job.lane, 'tn', job.tenant, 'tok', job.tokens, 'acc', accepted,
+    'ttl', job.ttl, 'seed', job.seed, 'fp', job.print }
+  local last = #fields
+  for _, name in ipairs(OPTIONAL) do
+    if job[name] then
+      fields[last + 1], fields[last + 2] = name, job[name]
+      last = last + 2
+    end
+  end
+  redis.call('HSET', job.hash, unpack(fields))
+end
+
+local function join_batch(id, batch)
+  redis.call('SADD', key('bj', batch), id)
+  joined[batch] = joined[batch] + 1
+end
+
+local function take_name(id, print, idem)
+  redis.call('SET', key('idem', idem), id .. ' ' .. print)
+end
+
+local function take_in(job)
+  if refused[job.hash] then
+    redis.call('DEL', job.hash, key('r', job.id))
+  end
+  local sum = sum_of(job)
+  write_hash(job, redis.call('XADD', sum.stream, '*', 'j', job.id, 'tok', job.tokens))
+  if not job.ref then
     -- apart from the hash, which stays small enough to be stored compactly
-    redis.call('SET', key('d', id), payload)
+    redis.call('SET', key('d', job.id), job.payload)
   end
-  -- what is the rule is left out: a short hash costs less to write and to keep
-  if timeout ~= '0' then
-    local deadline = whole(now + timeout)
-    redis.call('HSET', job, 'dl', deadline)
-    redis.call('ZADD', key('deadlines'), deadline, id)
+  if job.dl then
+    redis.call('ZADD', key('deadlines'), job.dl, job.id)
   end
-  if version ~= '1' then
-    redis.call('HSET', job, 'v', version)
+  if job.b then
+    join_batch(job.id, job.b)
   end
-  if streams == '1' then
-    redis.call('HSET', job, 'stream', '1')
+  if job.idem then
+    take_name(job.id, job.print, job.idem)
   end
-  if metadata ~= '' then
-    redis.call('HSET', job, 'md', metadata)
+  for _, one in ipairs(limits_on(job.lane, job.tenant)) do
+    one.waiting = one.waiting + job.tokens
   end
-  if batch ~= '' then
-    redis.call('HSET', job, 'b', batch)
-    redis.call('SADD', key('bj', batch), id)
-    joined[batch] = joined[batch] + 1
-  end
-  if idem ~= '' then
-    redis.call('HSET', job, 'idem', idem)
-    redis.call('SET', key('idem', idem), id .. ' ' .. print)
-  end
-  for _, one in ipairs(limits_on(lane, tenant)) do
-    one.waiting = one.waiting + tokens
-  end
-  sum[3], sum[4] = sum[3] + 1, sum[4] + tokens
+  sum[3], sum[4] = sum[3] + 1, sum[4] + job.tokens
   return 1
-end
-
--- Whatever a producer sends: a number that a later script cannot count with would stop the whole
--- queue, not just this job.
-local function bounded(text, least, most)
-  local number = tonumber(text)
-  -- NaN is not equal to itself
-  if not number or number ~= number then
-    number = least
-  end
-  return whole(math.max(least, math.min(number, most)))
-end
-
--- Why the job whose arguments begin at ARGV[i] is not to be added: a reply, or nil; writes nothing of
--- the job.
-local function refusal(i)
-  ARGV[i + TOKENS] = bounded(ARGV[i + TOKENS], 0, 2 ^ 40)
-  ARGV[i + TIMEOUT] = bounded(ARGV[i + TIMEOUT], 0, 2 ^ 40)
-  ARGV[i + TTL] = bounded(ARGV[i + TTL], 1, 2 ^ 32)
-  ARGV[i + VERSION] = bounded(ARGV[i + VERSION], 1, 2 ^ 31)
-  -- seeds have 63 bits: too many for a Lua number
-  if not string.find(ARGV[i + SEED], '^%d+$') or #ARGV[i + SEED] > 19 then
-    ARGV[i + SEED] = '0'
-  end
-  return known(key('j', ARGV[i]), ARGV[i], ARGV[i + 1], ARGV[i + 2]) or closed(ARGV[i + BATCH])
-    or refuse(ARGV[i + LANE], ARGV[i + TENANT], tonumber(ARGV[i + TOKENS]))
-end
-
-local function take_in(i)
-  return add(key('j', ARGV[i]), unpack(ARGV, i, i + FIELDS - 1))
 end
 
 -- once, after all jobs: what several of them change together

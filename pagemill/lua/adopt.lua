@@ -14,24 +14,24 @@
 --   one a job: as SUBMIT, or "GONE" where the entry was adopted before; the entry stays on
 --   {"CONFLICT", ...} and {"BUSY", ...}
 
-local function adopt(entry, i)
+local function adopt(entry, job)
   local reader = reader_of(entry)
   if not reader then
     return 'GONE'
   end
-  local answer = refusal(i)
+  local answer = refusal(job)
   if answer and answer[1] ~= 'DUP' then
     -- whoever came so far did not die of it: TAKE_RAW counts from here
     redis.call('XCLAIM', RAW, GROUP, reader, 0, entry, 'RETRYCOUNT', 1, 'JUSTID')
     return answer
   end
   drop_entry(RAW, entry)
-  return answer or take_in(i)
+  return answer or take_in(job)
 end
 
 local replies = {}
 for i = 2, #ARGV, FIELDS + 1 do
-  replies[#replies + 1] = adopt(ARGV[i], i + 1)
+  replies[#replies + 1] = adopt(ARGV[i], read_job(i + 1))
 end
 close_books()
 return replies

@@ -28,7 +28,8 @@
 
 local replies = {}
 for i = 2, #ARGV, FIELDS do
-  replies[#replies + 1] = refusal(i) or take_in(i)
+  local job = read_job(i)
+  replies[#replies + 1] = refusal(job) or take_in(job)
 end
 close_books()
 return replies
