@@ -100,7 +100,9 @@ class AsyncBatchVerbs(AsyncClientBase):
                         await channel.get_message(timeout=deadline.left_s())
 
     async def list_batches(self, limit: int = 100) -> list[BatchStatus]:
-        """The newest batches of this client's queue, those that have ended too."""
+        """The newest batches of this client's queue, those that have ended too; none for a limit of 0."""
+        if limit <= 0:
+            return []
         keys = self._directory.own
         [names] = await self._pipeline(("ZREVRANGE", keys.batches, 0, limit - 1))
         ids = [name.decode() for name in names]

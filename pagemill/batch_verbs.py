@@ -105,7 +105,9 @@ class BatchVerbs(ClientBase):
                     channel.get_message(timeout=deadline.left_s())
 
     def list_batches(self, limit: int = 100) -> list[BatchStatus]:
-        """The newest batches of this client's queue, those that have ended too."""
+        """The newest batches of this client's queue, those that have ended too; none for a limit of 0."""
+        if limit <= 0:
+            return []
         keys = self._directory.own
         [names] = self._pipeline(("ZREVRANGE", keys.batches, 0, limit - 1))
         ids = [name.decode() for name in names]

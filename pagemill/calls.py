@@ -104,7 +104,7 @@ def read_answer(queue: str, job: Submission, reply: list[bytes] | int) -> Answer
     if word == b"NOBATCH":
         return BatchNotFound(f"queue {queue} has no batch {job.batch}, or it has expired: create it first")
     if word == b"CLOSED":
-        return BatchClosed(f"batch {job.batch} takes no more jobs: it was sealed or cancelled")
+        return BatchClosed(f"batch {job.batch} takes no more jobs: it was sealed or cancelled; create another one")
     why = cast(BusyReason, reply[1].decode())
     what, retry_s = _BUSY[why].format(job=job), int(reply[2]) / 1000
     message = f"queue {queue} takes no jobs for now: {what}; try again in {retry_s:.1f} s"

@@ -24,7 +24,6 @@ from pagemill.messages import (
     HookDelivery,
     Outcome,
     Pull,
-    QueueStats,
     Renewal,
     Room,
     SweepReport,
@@ -403,14 +402,6 @@ class Consumer:
         Add new text to the job's token stream; False where the job is another worker's now.
         """
         return await self._run(calls.publish(self.keys, self.worker_id, delivery, deltas))
-
-    async def stats(self) -> QueueStats:
-        """The queue's counters."""
-        with translated():
-            async with self._redis.pipeline(transaction=False) as pipeline:
-                for command in calls.stats_commands(self.keys):
-                    pipeline.execute_command(*command)
-                return calls.read_stats(*await pipeline.execute())
 
     async def _run(self, call: Call[T]) -> T:
         with self._contact.watched():

@@ -17,7 +17,8 @@ PAGE = 32
 
 _ENTRY_ID = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
 
-RawEntry = tuple[bytes, Mapping[bytes, bytes]]
+# as XRANGE gives it: its id, and its fields
+StreamEntry = tuple[bytes, Mapping[bytes, bytes]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ class DeadLetter:
     can_be_requeued: bool = True
 
 
-def read_letter(entry: RawEntry) -> DeadLetter:
+def read_letter(entry: StreamEntry) -> DeadLetter:
     entry_id, fields = entry
 
     def text(name: str) -> str:
@@ -100,7 +101,7 @@ def one_command(keys: QueueKeys, entry_id: str) -> tuple[str, ...]:
     return "XRANGE", keys.dead, checked(entry_id), entry_id
 
 
-def read_one(entry_id: str, entries: Sequence[RawEntry]) -> DeadLetter:
+def read_one(entry_id: str, entries: Sequence[StreamEntry]) -> DeadLetter:
     if not entries:
         raise not_found(entry_id)
     return read_letter(entries[0])
@@ -128,7 +129,7 @@ class Reading:
             return None
         return "XRANGE", self._keys.dead, self._after, "+", "COUNT", min(PAGE, self._limit - len(self.letters))
 
-    def feed(self, entries: Sequence[RawEntry]) -> None:
+    def feed(self, entries: Sequence[StreamEntry]) -> None:
         self.letters += map(read_letter, entries)
         self._is_over = len(entries) < PAGE or len(self.letters) >= self._limit
         if self.letters:

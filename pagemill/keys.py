@@ -95,7 +95,7 @@ class QueueKeys:
 
     __slots__ = (
         *("base", "batches", "dead", "delayed", "events", "isolation", "limits", "orphans", "queue", "raw"),
-        *("server", "stats", "tenants", "workers"),
+        *("stats", "tenants", "workers"),
     )
 
     def __init__(self, queue: str) -> None:
@@ -111,7 +111,6 @@ class QueueKeys:
         self.limits = f"{self.base}:limits"
         self.orphans = f"{self.base}:orphans"
         self.raw = f"{self.base}:in"
-        self.server = f"{self.base}:server"
         self.stats = f"{self.base}:st"
         self.tenants = f"{self.base}:tenants"
         self.workers = f"{self.base}:workers"

@@ -28,9 +28,6 @@ def taken_by(version: int) -> frozenset[int]:
     return frozenset(range(max(1, version - 1), version + 1))
 
 
-SUPPORTED_VERSIONS = taken_by(SCHEMA_VERSION)
-
-
 def check_version(version: int, taker: int) -> None:
     """
     Refuse a job whose version a worker of version `taker` does not take.

@@ -31,12 +31,12 @@ local function announce(batch, word, total, ended)
 end
 
 -- what an end of a job reads of its batch, in one go
-local BATCH = { 'total', 'done', 'failed', 'cancelled', 'expired', 'prompt_tokens', 'completion_tokens', 'gpu_ms',
-  'sealed', 'ended', 'pct', 'ttl', 'hook', 'seen' }
+local BATCH_FIELDS = { 'total', 'done', 'failed', 'cancelled', 'expired', 'prompt_tokens', 'completion_tokens',
+  'gpu_ms', 'sealed', 'ended', 'pct', 'ttl', 'hook', 'seen' }
 
 local function read_batch(batch)
-  local v, f = redis.call('HMGET', key('b', batch), unpack(BATCH)), {}
-  for i, name in ipairs(BATCH) do
+  local v, f = redis.call('HMGET', key('b', batch), unpack(BATCH_FIELDS)), {}
+  for i, name in ipairs(BATCH_FIELDS) do
     f[name] = v[i]
   end
   -- it may have expired

@@ -241,6 +241,7 @@ def test_batches_are_listed_newest_first(client: Client, redis: Redis, queue: st
 
     assert [ids[3], ids[2], ids[0]] == [status.batch_id for status in client.list_batches()]
     assert [ids[3]] == [status.batch_id for status in client.list_batches(limit=1)]
+    assert [] == client.list_batches(limit=0)
 
 
 def test_expired_batches_leave_the_list(client: Client, redis: Redis, queue: str) -> None:

@@ -81,7 +81,10 @@ def test_a_batch_is_cancelled(run: Run) -> None:
     late = run("submit", "y", "--batch", "b")
 
     assert (0, "b ended: 1 of 1 ended (100%), done 0, cancelled 1\n", "") == told
-    assert (1, "pagemill: batch b takes no more jobs: it was sealed or cancelled\n") == (late[0], late[2])
+    assert (1, "pagemill: batch b takes no more jobs: it was sealed or cancelled; create another one\n") == (
+        late[0],
+        late[2],
+    )
     assert ["state", "ended,", "cancelled"] == words(run("batch", "status", "b")[1])[0]
 
 

@@ -117,13 +117,13 @@ def test_nothing_is_taken_before_a_new_server_was_seen_for_a_lease(
     dead.pull()
     dead.run(dead.consumer.leave())
     peer.run(peer.consumer.sweep())
-    redis.hset(QueueKeys(queue).server, "run_id", "the old master")
+    redis.hset(f"{QueueKeys(queue).base}:server", "run_id", "the old master")
     time.sleep(0.5)
     seen = [peer.run(peer.consumer.sweep()).reclaimed for _ in range(2)]
 
     lapse(peer)
 
-    since = int(redis.hget(QueueKeys(queue).server, "since"))  # type: ignore[arg-type]
+    since = int(redis.hget(f"{QueueKeys(queue).base}:server", "since"))  # type: ignore[arg-type]
     seconds, micros = redis.time()
     assert ([0, 0], True) == (seen, seconds * 1000 + micros // 1000 - since >= 400)
 

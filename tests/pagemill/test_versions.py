@@ -20,7 +20,7 @@ from pagemill.obituary import report_death
 from pagemill.raw import RawEntry, Refusal
 from pagemill.schema import Failure, FailureCode, Job, Result, Usage
 from pagemill.scripts import Script, load, run
-from pagemill.versions import JOB_FIELDS_SINCE, SCHEMA_VERSION, SUPPORTED_VERSIONS, taken_by
+from pagemill.versions import JOB_FIELDS_SINCE, SCHEMA_VERSION, taken_by
 from tests.support.servers import BlockingConsumer, a_job
 from tests.support.wire import FIELDS_OF_1, JOBS_OF_1, RECORD, RESULTS_OF_1, unknown_to_1
 
@@ -41,7 +41,7 @@ def test_a_worker_takes_its_own_version_and_the_one_before() -> None:
     """
     No more: what it would have to remember of old formats is bounded.
     """
-    assert {BEFORE, SCHEMA_VERSION} == SUPPORTED_VERSIONS
+    assert {BEFORE, SCHEMA_VERSION} == taken_by(SCHEMA_VERSION)
     assert [{1}, {1, 2}, {2, 3}] == [taken_by(version) for version in (1, 2, 3)]
 
 
