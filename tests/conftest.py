@@ -1,6 +1,6 @@
 """Real servers, one of each kind a session, and a queue of its own for each test."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 from redis import Redis
@@ -8,7 +8,7 @@ from redis import Redis
 from pagemill.client import Client
 from pagemill.ids import uuid7
 from producers.local_redis import local_redis
-from tests.support.servers import BlockingConsumer, leaked_keys, oldest_redis
+from tests.support.servers import BlockingConsumer, MakeConsumer, leaked_keys, oldest_redis
 
 
 @pytest.fixture(scope="session")
@@ -51,7 +51,7 @@ def client(server_url: str, queue: str) -> Iterator[Client]:
 
 
 @pytest.fixture
-def consumer(server_url: str, queue: str) -> Iterator[Callable[..., BlockingConsumer]]:
+def consumer(server_url: str, queue: str) -> Iterator[MakeConsumer]:
     """Makes consumers of the test's queue."""
     made: list[BlockingConsumer] = []
 

@@ -1,6 +1,6 @@
 """A proxy before the server, and workers and clients behind it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.resources import files
 
 import pytest
@@ -8,7 +8,7 @@ from redis import Redis
 
 from pagemill.client import Client
 from pagemill.scripts import SHARED, load
-from tests.support.servers import BlockingConsumer
+from tests.support.servers import BlockingConsumer, MakeConsumer
 from tests.support.tcp_proxy import TcpProxy
 
 
@@ -40,7 +40,7 @@ def far_client(proxy: TcpProxy, queue: str) -> Iterator[Client]:
 
 
 @pytest.fixture
-def far_consumer(proxy: TcpProxy, queue: str) -> Iterator[Callable[..., BlockingConsumer]]:
+def far_consumer(proxy: TcpProxy, queue: str) -> Iterator[MakeConsumer]:
     """Makes consumers behind the proxy."""
     made: list[BlockingConsumer] = []
 

@@ -4,8 +4,6 @@ The server carries a script out and its reply never arrives: nothing is lost, no
 Each script in turn, through a proxy that cuts the connection between the command and its reply.
 """
 
-from collections.abc import Callable
-
 import pytest
 from redis import Redis
 
@@ -14,10 +12,8 @@ from pagemill.errors import QueueUnavailable
 from pagemill.keys import QueueKeys
 from pagemill.messages import Checkpoint, Renewal, TokenDelta
 from pagemill.scripts import load
-from tests.support.servers import BlockingConsumer, a_job, wait_for
+from tests.support.servers import MakeConsumer, a_job, wait_for
 from tests.support.tcp_proxy import TcpProxy, lose_replies_of
-
-MakeConsumer = Callable[..., BlockingConsumer]
 
 pytestmark = pytest.mark.usefixtures("known_scripts")
 

@@ -3,7 +3,6 @@ As test_lost_replies.py, for what stands beside the life of a job: dead letters,
 webhooks, raw entries.
 """
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,10 +17,8 @@ from pagemill.messages import HookDelivery
 from pagemill.obituary import DeathReport, report_death
 from pagemill.raw import Adoption, Refusal
 from pagemill.schema import Failure
-from tests.support.servers import BlockingConsumer, a_job, wait_for
+from tests.support.servers import MakeConsumer, a_job, wait_for
 from tests.support.tcp_proxy import TcpProxy, lose_replies_of
-
-MakeConsumer = Callable[..., BlockingConsumer]
 
 pytestmark = pytest.mark.usefixtures("known_scripts")
 

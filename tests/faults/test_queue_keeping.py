@@ -1,7 +1,6 @@
 """Rows of the failure catalogue: what the queue's own housekeeping must not do."""
 
 import threading
-from collections.abc import Callable
 from importlib.resources import files
 from typing import Any
 
@@ -10,9 +9,7 @@ from redis import Redis
 
 from pagemill.client import Client
 from pagemill.keys import QueueKeys
-from tests.support.servers import BlockingConsumer, a_job, wait_for
-
-MakeConsumer = Callable[..., BlockingConsumer]
+from tests.support.servers import BlockingConsumer, MakeConsumer, a_job, wait_for
 
 
 def test_row_13_nothing_depends_on_trimming() -> None:

@@ -5,7 +5,7 @@ A subset, one test a script or two; the whole of it runs on the oldest and the n
 tests/pagemill. Versions that are not on this machine are skipped: `make test` fetches them.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,10 +21,8 @@ from tests.chaos.driver import chaos
 from tests.chaos.network import failover_chaos, network_chaos
 from tests.support.redis_process import RedisProcess
 from tests.support.server_box import NAMES, find
-from tests.support.servers import BlockingConsumer, a_job, wait_for
+from tests.support.servers import BlockingConsumer, MakeConsumer, a_job, wait_for
 from tests.support.tcp_proxy import TcpProxy
-
-MakeConsumer = Callable[..., BlockingConsumer]
 
 
 def program(name: str) -> Path:

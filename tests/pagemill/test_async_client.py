@@ -1,7 +1,6 @@
 """The asyncio client: the same verbs, on a loop that goes on meanwhile."""
 
 import asyncio
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -16,9 +15,7 @@ from pagemill.errors import Busy, Conflict, JobNotFound, QueueUnavailable, WaitT
 from pagemill.messages import Finished, Room, TokenDelta
 from pagemill.object_store import FileStore
 from producers.local_redis import local_redis
-from tests.support.servers import BlockingConsumer, a_job, result_of, wait_for
-
-MakeConsumer = Callable[..., BlockingConsumer]
+from tests.support.servers import MakeConsumer, a_job, result_of, wait_for
 
 
 async def answer_all(url: str, queue: str, num_jobs: int) -> None:

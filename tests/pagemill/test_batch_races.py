@@ -2,7 +2,7 @@
 
 import random
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 from redis import Redis
@@ -15,9 +15,7 @@ from pagemill.messages import Delivery, HookDelivery
 from pagemill.obituary import report_death
 from producers.local_redis import local_redis
 from tests.support.batches import batch_events, batch_of, counts
-from tests.support.servers import BlockingConsumer, a_job, wait_for
-
-MakeConsumer = Callable[..., BlockingConsumer]
+from tests.support.servers import BlockingConsumer, MakeConsumer, a_job, wait_for
 
 
 def test_cancelling_a_batch_ends_it(client: Client, consumer: MakeConsumer, redis: Redis) -> None:

@@ -1,7 +1,6 @@
 """Batches: jobs that are counted, sealed, cancelled and waited for together."""
 
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,9 +12,7 @@ from pagemill.keys import MODELS, QueueKeys
 from pagemill.messages import BatchStatus, Finished
 from pagemill.schema import Usage
 from tests.support.batches import batch_events, batch_of, counts
-from tests.support.servers import BlockingConsumer, a_job, result_of, wait_for
-
-MakeConsumer = Callable[..., BlockingConsumer]
+from tests.support.servers import MakeConsumer, a_job, result_of, wait_for
 
 
 def test_a_batch_counts_how_its_jobs_end(client: Client, consumer: MakeConsumer) -> None:

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from pagemill.client import Client
-from tests.support.servers import BlockingConsumer
+from tests.support.servers import MakeConsumer
 
-MakeConsumer = Callable[..., BlockingConsumer]
 Run = Callable[..., tuple[int, str, str]]
 
 

@@ -9,9 +9,8 @@ from redis import Redis
 from pagemill.client import Client
 from pagemill.dead_letters import DeadLetter
 from pagemill.keys import QueueKeys
-from tests.support.servers import BlockingConsumer, a_job
+from tests.support.servers import MakeConsumer, a_job
 
-MakeConsumer = Callable[..., BlockingConsumer]
 Run = Callable[..., tuple[int, str, str]]
 
 

@@ -13,9 +13,7 @@ from pagemill.errors import Busy, Conflict, InvalidJob, JobFailed, JobNotFound, 
 from pagemill.keys import QueueKeys
 from pagemill.messages import Finished, TokenDelta
 from pagemill.object_store import FileStore
-from tests.support.servers import BlockingConsumer, a_job, leaked_keys, result_of, wait_for
-
-MakeConsumer = Callable[..., BlockingConsumer]
+from tests.support.servers import BlockingConsumer, MakeConsumer, a_job, leaked_keys, result_of, wait_for
 
 
 def in_background(work: Callable[[], object]) -> threading.Thread:

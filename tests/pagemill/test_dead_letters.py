@@ -1,7 +1,6 @@
 """BURY, REQUEUE, PURGE: what becomes of a job that is given up."""
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,9 +16,7 @@ from pagemill.keys import QueueKeys
 from pagemill.messages import Delivery, Outcome
 from pagemill.obituary import report_death
 from pagemill.schema import Job
-from tests.support.servers import BlockingConsumer, a_job, wait_for
-
-MakeConsumer = Callable[..., BlockingConsumer]
+from tests.support.servers import BlockingConsumer, MakeConsumer, a_job, wait_for
 
 
 def bury(worker: BlockingConsumer, job: Delivery, why: str = "retries", message: str = "8 attempts failed") -> Outcome:

@@ -3,7 +3,6 @@
 import json
 import random
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,9 +14,7 @@ from pagemill.keys import QueueKeys
 from pagemill.messages import Finished
 from pagemill.object_store import FileStore
 from producers.local_redis import local_redis
-from tests.support.servers import BlockingConsumer, a_job, result_of, wait_for
-
-MakeConsumer = Callable[..., BlockingConsumer]
+from tests.support.servers import BlockingConsumer, MakeConsumer, a_job, result_of, wait_for
 
 
 def test_a_result_is_what_the_worker_wrote(client: Client, consumer: MakeConsumer) -> None:

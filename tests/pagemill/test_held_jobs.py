@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,9 +13,7 @@ from pagemill.client import Client
 from pagemill.errors import QueueUnavailable
 from pagemill.keys import QueueKeys
 from pagemill.messages import Checkpoint, Renewal, Room
-from tests.support.servers import BlockingConsumer, a_job, wait_for
-
-MakeConsumer = Callable[..., BlockingConsumer]
+from tests.support.servers import BlockingConsumer, MakeConsumer, a_job, wait_for
 
 
 def idle_ms(redis: Redis, stream: str) -> int:

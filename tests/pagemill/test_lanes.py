@@ -1,15 +1,11 @@
 """Rooms and bells of the lanes: urgent work passes, and who has room for it is woken."""
 
-from collections.abc import Callable
-
 from redis import Redis
 
 from pagemill.client import Client
 from pagemill.keys import QueueKeys
 from pagemill.messages import Delivery, Room
-from tests.support.servers import BlockingConsumer, a_job, wait_for
-
-MakeConsumer = Callable[..., BlockingConsumer]
+from tests.support.servers import BlockingConsumer, MakeConsumer, a_job, wait_for
 
 NONE = Room(0, 0)
 

@@ -2,7 +2,6 @@
 
 import threading
 import time
-from collections.abc import Callable
 
 import pytest
 from redis import Redis
@@ -11,9 +10,7 @@ from pagemill.client import Client
 from pagemill.errors import Busy, SettingsError
 from pagemill.keys import QueueKeys
 from pagemill.shares import TenantShare
-from tests.support.servers import BlockingConsumer, a_job
-
-MakeConsumer = Callable[..., BlockingConsumer]
+from tests.support.servers import MakeConsumer, a_job
 
 
 def refused(client: Client, **fields: object) -> Busy | None:

@@ -4,8 +4,8 @@ import pytest
 
 from pagemill.client import Client
 from pagemill.obituary import LOOKS, DeathReport
-from tests.support.servers import BlockingConsumer, a_job
-from tests.support.suspects import MakeConsumer, Supervisor, ids, lose, suspected, take
+from tests.support.servers import BlockingConsumer, MakeConsumer, a_job
+from tests.support.suspects import Supervisor, ids, lose, suspected, take
 
 
 def test_after_a_lapse_the_jobs_run_elsewhere_at_once(

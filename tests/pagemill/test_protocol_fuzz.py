@@ -2,7 +2,6 @@
 
 import random
 from collections import Counter
-from collections.abc import Callable
 from typing import Literal
 
 import pytest
@@ -13,9 +12,8 @@ from pagemill.keys import QueueKeys
 from pagemill.messages import Checkpoint, Delivery
 from pagemill.obituary import report_death
 from pagemill.schema import LANES
-from tests.support.servers import BlockingConsumer, a_job, wait_for
+from tests.support.servers import BlockingConsumer, MakeConsumer, a_job, wait_for
 
-MakeConsumer = Callable[..., BlockingConsumer]
 NUM_TURNS = 250
 LEASE_MS = 30
 ACTIONS = ("pull", "pull", "pull", "finish", "finish", "renew", "release", "retry", "bury", "beat", "sweep")

@@ -1,14 +1,10 @@
 """PULL: claims what fits, in a fair order, and nothing else."""
 
-from collections.abc import Callable
-
 from redis import Redis
 
 from pagemill.client import Client
 from pagemill.keys import QueueKeys
-from tests.support.servers import BlockingConsumer, a_job, wait_for
-
-MakeConsumer = Callable[..., BlockingConsumer]
+from tests.support.servers import MakeConsumer, a_job, wait_for
 
 
 def in_hands(redis: Redis, stream: str) -> int:

@@ -2,7 +2,6 @@
 
 import threading
 import time
-from collections.abc import Callable
 
 from redis import Redis
 
@@ -13,9 +12,7 @@ from pagemill.messages import Accepted
 from pagemill.raw import TAKE_LOOKS, Taken
 from pagemill.schema import MAX_PAYLOAD_BYTES
 from tests.support.raw_entries import adopt, in_stream, take, write
-from tests.support.servers import BlockingConsumer, a_job, wait_for
-
-MakeConsumer = Callable[..., BlockingConsumer]
+from tests.support.servers import MakeConsumer, a_job, wait_for
 
 
 def test_an_entry_becomes_a_job(client: Client, consumer: MakeConsumer, redis: Redis, queue: str) -> None:

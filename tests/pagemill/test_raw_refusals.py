@@ -1,7 +1,6 @@
 """REFUSE_RAW: raw entries that never become jobs, kept with their bytes, and how they get another try."""
 
 import json
-from collections.abc import Callable
 
 import pytest
 from redis import Redis
@@ -12,9 +11,7 @@ from pagemill.keys import QueueKeys
 from pagemill.messages import Accepted
 from pagemill.raw import MAX_ENTRY_BYTES, MAX_READERS
 from tests.support.raw_entries import adopt, dead_letters, in_stream, refuse, take, write
-from tests.support.servers import BlockingConsumer, a_job
-
-MakeConsumer = Callable[..., BlockingConsumer]
+from tests.support.servers import MakeConsumer, a_job
 
 
 def test_a_full_server_still_refuses_garbage(consumer: MakeConsumer, redis: Redis, queue: str) -> None:

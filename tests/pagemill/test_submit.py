@@ -1,6 +1,6 @@
 """SUBMIT: a job goes in once, whatever is repeated."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,9 +15,7 @@ from pagemill.keys import QueueKeys
 from pagemill.messages import Accepted
 from pagemill.schema import MAX_ANSWER_TOKENS, Job
 from pagemill.scripts import run, run_many
-from tests.support.servers import BlockingConsumer, a_job
-
-MakeConsumer = Callable[..., BlockingConsumer]
+from tests.support.servers import BlockingConsumer, MakeConsumer, a_job
 
 
 def test_a_repeated_submit_is_one_job(client: Client) -> None:

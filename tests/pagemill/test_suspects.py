@@ -15,8 +15,8 @@ from pagemill.consumer import Consumer
 from pagemill.errors import QueueUnavailable
 from pagemill.keys import QueueKeys
 from pagemill.messages import Delivery, Renewal
-from tests.support.servers import a_job, wait_for
-from tests.support.suspects import MakeConsumer, Supervisor, ids, suspected, take
+from tests.support.servers import MakeConsumer, a_job, wait_for
+from tests.support.suspects import Supervisor, ids, suspected, take
 
 
 def test_suspects_come_in_halves(client: Client, consumer: MakeConsumer, supervisor: Supervisor) -> None:

@@ -6,9 +6,7 @@ from redis import Redis
 
 from pagemill.client import Client
 from pagemill.keys import MODELS, QueueKeys
-from tests.support.servers import BlockingConsumer, a_job, wait_for
-
-MakeConsumer = Callable[..., BlockingConsumer]
+from tests.support.servers import MakeConsumer, a_job, wait_for
 
 
 def test_one_sweeper_a_fleet(consumer: MakeConsumer) -> None:

@@ -1,7 +1,6 @@
 """Two versions of the wire format in one queue: who reads what, and who leaves it to another."""
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from hashlib import sha1
 from typing import get_args
@@ -21,10 +20,8 @@ from pagemill.raw import RawEntry, Refusal
 from pagemill.schema import Failure, FailureCode, Job, Result, Usage
 from pagemill.scripts import Script, load, run
 from pagemill.versions import JOB_FIELDS_SINCE, SCHEMA_VERSION, taken_by
-from tests.support.servers import BlockingConsumer, a_job
+from tests.support.servers import MakeConsumer, a_job
 from tests.support.wire import FIELDS_OF_1, JOBS_OF_1, RECORD, RESULTS_OF_1, unknown_to_1
-
-MakeConsumer = Callable[..., BlockingConsumer]
 
 BEFORE = SCHEMA_VERSION - 1
 

@@ -107,6 +107,9 @@ class BlockingConsumer:
         self._runner.close()
 
 
+MakeConsumer = Callable[..., BlockingConsumer]
+
+
 def result_of(delivery: Delivery, status: ResultStatus = "done", text: str = "answer") -> Result:
     return Result(
         job_id=delivery.job_id,

@@ -7,9 +7,7 @@ from pagemill.client import Client
 from pagemill.connection import connect
 from pagemill.messages import Delivery
 from pagemill.obituary import DeathReport, report_death
-from tests.support.servers import BlockingConsumer, a_job, wait_for
-
-MakeConsumer = Callable[..., BlockingConsumer]
+from tests.support.servers import BlockingConsumer, MakeConsumer, a_job, wait_for
 
 
 class Supervisor:

@@ -13,12 +13,10 @@ from pagemill.keys import QueueKeys
 from pagemill.messages import Delivery
 from pagemill.obituary import report_death
 from pagemill.schema import Job
-from tests.support.servers import BlockingConsumer, wait_for
+from tests.support.servers import MakeConsumer, wait_for
 from tests.support.services import RunningService
 from worker.fake_engine import FakeEngine
 from worker.isolation import Isolation
-
-MakeConsumer = Callable[..., BlockingConsumer]
 
 
 def submit(client: Client, *prompts: str, max_tokens: int = 10) -> list[str]:

@@ -19,12 +19,11 @@ from pagemill.ids import uuid7
 from pagemill.keys import QueueKeys
 from pagemill.messages import BatchStatus
 from tests.support.receivers import Answer, Received, receiver, status
-from tests.support.servers import BlockingConsumer, a_job, wait_for
+from tests.support.servers import MakeConsumer, a_job, wait_for
 from tests.support.services import worker_process
 from worker import webhooks
 from worker.webhooks import Webhooks, backoff_ms, read_secret, signed_headers
 
-MakeConsumer = Callable[..., BlockingConsumer]
 SECRET = b"0123456789abcdef0123456789abcdef"
 CODED = f"whsec_{base64.b64encode(SECRET).decode()}"
 
