@@ -1,11 +1,17 @@
 """What a worker asks of its engine before its first job."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from engine.errors import DeviceLost
 from engine.request import FinishReason, StepOutputs
+from pagemill.client import Client
+from tests.support.services import worker_process
+from tests.support.tiny_models import save_tiny_writer
 from worker.fake_engine import FakeEngine
 from worker.self_test import SelfTestFailed, self_test
 
@@ -90,3 +96,30 @@ def test_an_engine_that_does_not_compute_well_is_no_start(engine: FakeEngine, sa
     """
     with pytest.raises(SelfTestFailed, match=said):
         self_test(engine, engine.tokenizer)
+
+
+def test_a_worker_with_damaged_weights_takes_no_job(
+    server_url: str, queue: str, client: Client, tmp_path: Path
+) -> None:
+    """
+    It finds that out before its first pull, ends with the reason, and is not tried again.
+    """
+    model, log = tmp_path / "model", tmp_path / "log"
+    save_tiny_writer(model)
+    damage(model / "model.safetensors")
+    job_id = client.submit(prompt="waits", options={"max_tokens": 4}).job_id
+    flags = ("--model", str(model), "--dtype", "float32", "--kv-cache-bytes", "64MiB")
+    with worker_process(log, *flags, "--redis-url", server_url, "--queue", queue) as worker:
+        assert 1 == worker.wait()
+    status = client.status(job_id)
+
+    assert "not finite" in log.read_text().splitlines()[-1]
+    assert 1 == sum(event["event"] == "supervisor.started" for event in worker.events())
+    assert ("queued", 0) == (status.state, status.attempt)
+
+
+def damage(weights: Path) -> None:
+    """Make one tensor of many unusable."""
+    tensors = load_file(weights)
+    tensors["model.layers.1.mlp.up_proj.weight"].fill_(torch.nan)
+    save_file(tensors, weights, metadata={"format": "pt"})
