@@ -2,7 +2,6 @@
 
 import json
 import random
-import signal
 import statistics
 import time
 from pathlib import Path
@@ -215,7 +214,7 @@ def test_entries_wait_while_the_queue_is_full(server_url: str, queue: str, redis
     """
     Back-pressure: what the queue has no room for stays in the stream, in order, and is adopted later.
     """
-    engine = FakeEngine(tokens_per_s=400.0, max_num_seqs=1, kv_tokens=256)
+    engine = FakeEngine(tokens_per_s=200.0, max_num_seqs=1, kv_tokens=256)
     with RunningService(server_url, queue, engine=engine, max_queued_tokens=200):
         jobs = [write(redis, queue, prompt="x" * 60, options={"max_tokens": 80}) for _ in range(8)]
         wait_for(lambda: redis.xlen(QueueKeys(queue).raw) in range(1, 8))
@@ -248,17 +247,19 @@ def test_jobs_of_a_killed_reader_are_adopted(tmp_path: Path, redis: Redis, serve
     A worker that dies with entries in hand leaves them to the next one, and each is one job.
     """
     raw = QueueKeys(queue).raw
-    flags = ["--redis-url", server_url, "--queue", queue, "--engine", "fake", "--lease-s", "1"]
-    with worker_process(tmp_path / "one.log", *flags, "--max-queued-tokens", "1") as first:
-        write(redis, queue, id="first", options={"max_tokens": 8000})
-        jobs = [write(redis, queue) for _ in range(5)]
-        wait_for(lambda: redis.exists(raw) and redis.xinfo_groups(raw) and redis.xpending(raw, "workers")["pending"])
-        first.send(signal.SIGKILL)
-        first.wait()
+    place = ("--redis-url", server_url, "--queue", queue, "--lease-s", "1")
+    # there is room for one that runs, a few that wait with it, and one in the queue
+    small = ("--engine", "fake", "--fake-tokens-per-s", "200", "--max-num-seqs", "1", "--max-queued-tokens", "1")
+    jobs = [write(redis, queue, id="first", options={"max_tokens": 8000}), *(write(redis, queue) for _ in range(12))]
+    with worker_process(tmp_path / "one.log", *place, *small) as first:
+        wait_for(lambda: state_of(redis, queue, "first") == "running", 20)
+        first.kill()
+        in_hand = redis.xpending(raw, "workers")["pending"]
         with RunningService(server_url, queue, lease_s=1.0):
-            results = wait_for_results(redis, queue, "first", *jobs)
+            results = wait_for_results(redis, queue, *jobs)
 
-    assert ["done"] * 6 == [result.status for result in results]
+    assert 0 < in_hand
+    assert ["done"] * 13 == [result.status for result in results]
 
 
 def test_a_flushed_server_is_served_again(queue: str) -> None:
