@@ -29,11 +29,13 @@ def test_row_14_tidying_races_with_readers(server_url: str, queue: str, consumer
     """
     jobs = [a_job(f"{number}", tenant=f"t{number % 3}") for number in range(90)]
     over = threading.Event()
+    num_removed = 0
 
     def tidy() -> None:
+        nonlocal num_removed
         sweeper = BlockingConsumer(server_url, queue, lease_ms=1)
         while not over.is_set():
-            sweeper.run(sweeper.consumer.sweep())
+            num_removed += sweeper.run(sweeper.consumer.sweep()).collected
         sweeper.close()
 
     sweeping = threading.Thread(target=tidy)
@@ -53,6 +55,7 @@ def test_row_14_tidying_races_with_readers(server_url: str, queue: str, consumer
         sweeping.join(20)
 
     assert sorted(job.id for job in jobs) == sorted(ended)
+    assert 0 < num_removed
 
 
 @pytest.mark.slow

@@ -49,6 +49,12 @@ def assert_answered(client: Client, jobs: list[Job], *, lapses: int) -> None:
     assert (len(jobs), lapses) == (totals["done"], totals.get("reclaimed", 0))
 
 
+def idle_ms(redis: Redis, queue: str) -> int:
+    """How long ago the leases of what runs were extended."""
+    entries = redis.xpending_range(f"{QueueKeys(queue).base}:s:standard:default", "workers", "-", "+", 10)
+    return max(int(entry["time_since_delivered"]) for entry in entries)
+
+
 def test_row_03_a_long_job_is_not_redelivered_while_its_worker_lives(
     server_url: str, queue: str, client: Client
 ) -> None:
@@ -85,20 +91,22 @@ def test_row_06_the_jobs_of_a_killed_worker_run_elsewhere_in_time(
     """
     Without a supervisor that could tell: within one and a quarter of a lease.
     """
-    lease_s = 1.6
+    lease_s = 4.0
     with process(tmp_path / "log", server_url, queue, lease_s) as dying:
         jobs = submit(client, 4, max_tokens=100)
         wait_for(lambda: client.stats().running == 4)
         with service(server_url, queue, lease_s=lease_s):
             wait_for(lambda: len(client.workers()) == 2)
-            dying.kill()
+            # in the middle between two renewals: the slowest sweep leaves half a second of the time promised
+            wait_for(lambda: 500 <= idle_ms(redis, queue) < 800, 20)
             killed_at = time.monotonic()
+            dying.kill()
             keys = QueueKeys(queue)
             wait_for(lambda: all(redis.hget(keys.job(job.id), "lapses") for job in jobs), 20)
             took_s = time.monotonic() - killed_at
             assert_answered(client, jobs, lapses=4)
 
-    assert took_s < 1.25 * lease_s + 0.5
+    assert took_s < 1.25 * lease_s
 
 
 def test_row_11_a_connection_that_died_in_silence_costs_no_lease(server_url: str, queue: str, client: Client) -> None:
@@ -132,13 +140,19 @@ def test_row_11_a_worker_that_is_cut_off_loses_its_jobs_and_nothing_else(
 
 def test_row_11_a_slow_network_is_only_slow(server_url: str, queue: str, client: Client) -> None:
     """
-    Every packet takes a tenth of a lease in each direction.
+    Every packet takes a tenth of a lease in each direction, and no job of several leases is lost to a near peer.
     """
+    lease_s = 1.5
     with TcpProxy(server_url) as proxy:
-        proxy.delay(LEASE_S / 10)
-        with service(proxy.url, queue), service(server_url, queue, tokens_per_s=50.0):
-            assert_answered(client, submit(client, 12, max_tokens=10), lapses=0)
+        proxy.delay(lease_s / 10)
+        with service(proxy.url, queue, tokens_per_s=60.0, lease_s=lease_s) as far:
+            jobs = submit(client, 12, max_tokens=30)
+            wait_for(lambda: far.engine.stats().num_running == 12, 20)
+            with service(server_url, queue, lease_s=lease_s) as near:
+                assert_answered(client, jobs, lapses=0)
         proxy.heal()
+
+    assert 0 == near.engine.stats().generated_tokens
 
 
 def test_row_45_a_full_disk_stops_no_worker(server_url: str, queue: str, client: Client) -> None:
