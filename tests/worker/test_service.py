@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from tests.support.servers import wait_for
 from tests.support.services import RunningService
 from tests.support.unchecked import submit_unchecked
 from worker.fake_engine import FakeEngine
+from worker.leases import RENEWALS_PER_LEASE
 
 
 def slow_engine(tokens_per_s: float = 200.0, **options: int) -> FakeEngine:
@@ -94,7 +96,7 @@ def test_a_deadline_ends_a_running_job_with_its_partial_text(server_url: str, qu
     A job whose time is over while it runs ends as expired and keeps the text that it had.
     """
     with RunningService(server_url, queue, engine=slow_engine(), lease_s=1.5):
-        late = client.submit(prompt="late", timeout_s=0.8, options={"max_tokens": 4000}).job_id
+        late = client.submit(prompt="late", timeout_s=2.0, options={"max_tokens": 4000}).job_id
         good = client.submit(prompt="good", options={"max_tokens": 5}).job_id
         assert "done" == client.result(good, wait_s=20).status
         result = client.result(late, wait_s=20)
@@ -122,16 +124,51 @@ def test_a_deadline_that_passed_in_the_queue_costs_nothing(
 
 def test_a_cancelled_job_keeps_its_partial_text(server_url: str, queue: str, client: Client) -> None:
     """
-    Cancelling a running job ends it within a renewal, as cancelled, with the text so far.
+    Cancelling a running job ends it within a renewal, as cancelled, with the text so far; its blocks are free then.
     """
-    with RunningService(server_url, queue, engine=slow_engine(), lease_s=1.5) as running:
+    lease_s, engine = 6.0, slow_engine()
+    with RunningService(server_url, queue, engine=engine, lease_s=lease_s):
         job_id = client.submit(prompt="stop me", options={"max_tokens": 4000}).job_id
-        wait_for(lambda: running.engine.stats().generated_tokens > 5)
+        wait_for(lambda: engine.stats().generated_tokens > 5, 20)
+        cancelled_at = time.monotonic()
         client.cancel(job_id)
+        wait_for(lambda: not engine.has_work, 20)
+        took_s = time.monotonic() - cancelled_at
         result = client.result(job_id, wait_s=20)
 
+    assert took_s < lease_s / RENEWALS_PER_LEASE + 1
+    assert engine.kv_tokens == engine.capacity().free_tokens
     assert "cancelled" == result.status
     assert 0 < len(result.text) < 4000
+
+
+def test_a_cancelled_job_that_waits_in_a_workers_hands_gives_its_room_back(
+    server_url: str, queue: str, client: Client
+) -> None:
+    """
+    Within a renewal as well: it was never computed, and the one before it goes on.
+    """
+    lease_s, engine = 6.0, slow_engine(max_num_seqs=1)
+    with RunningService(server_url, queue, engine=engine, lease_s=lease_s):
+        before = client.submit(prompt="goes on", options={"max_tokens": 4000}).job_id
+        wait_for(lambda: engine.stats().num_running == 1, 20)
+        free_tokens = engine.capacity().free_tokens
+        waiting = client.submit(prompt="waits behind it", options={"max_tokens": 4000}).job_id
+        wait_for(lambda: engine.stats().num_waiting == 1, 20)
+        assert engine.capacity().free_tokens < free_tokens
+        cancelled_at = time.monotonic()
+        client.cancel(waiting)
+        wait_for(lambda: engine.stats().num_waiting == 0, 20)
+        took_s = time.monotonic() - cancelled_at
+        freed_tokens = engine.capacity().free_tokens
+        result = client.result(waiting, wait_s=20)
+        state = client.status(before).state
+        client.cancel(before)
+        client.result(before, wait_s=20)
+
+    assert took_s < lease_s / RENEWALS_PER_LEASE + 1
+    assert (free_tokens, "running") == (freed_tokens, state)
+    assert ("cancelled", "", 0) == (result.status, result.text, result.usage.completion_tokens)
 
 
 def test_a_large_result_goes_to_the_object_store(server_url: str, queue: str, tmp_path: Path) -> None:
