@@ -213,7 +213,7 @@ def test_failover_to_an_old_replica(server: RedisProcess, replica: RedisProcess,
     submit that was lost is sent again under its id.
     """
     replica.follow(server)
-    with TcpProxy(server.url) as name, worker(name.url, tokens_per_s=2000.0) as only:
+    with TcpProxy(server.url) as name, worker(name.url, tokens_per_s=300.0) as only:
         jobs = submit(client, 6, max_tokens=100)
         wait_until_running(6, only)
         server.client.execute_command("WAIT", 1, 2000)

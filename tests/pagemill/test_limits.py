@@ -170,10 +170,16 @@ def test_patience_ends_with_a_last_try(client: Client) -> None:
     """
     client.set_lane_limit("standard", 10)
     first = client.submit(a_job("abc", max_tokens=9)).job_id
-    threading.Timer(0.05, client.cancel, [first]).start()
+    busy = refused(client)
+    cancel = threading.Timer(1.0, client.cancel, [first])
+    cancel.start()
+    begin = time.monotonic()
 
-    # without a worker it is told a minute
-    assert "queued" == client.submit_many([a_job("abc", max_tokens=9)], wait_s=1.0)[0].state
+    assert busy is not None
+    assert busy.retry_after_s == 60.0
+    assert "queued" == client.submit_many([a_job("abc", max_tokens=9)], wait_s=2.5)[0].state
+    assert time.monotonic() - begin >= 2.5
+    cancel.join()
     with pytest.raises(Busy):
         client.submit_many([a_job("abc", max_tokens=9)], wait_s=0.05)
 

@@ -151,11 +151,11 @@ def test_the_right_to_isolate_runs_out(client: Client, consumer: MakeConsumer, s
     When the worker that isolates falls silent, another goes on with the next group within a lease.
     """
     suspected(client, consumer, supervisor, 2)
-    silent, peer = consumer(lease_ms=40), consumer()
+    silent, peer = consumer(lease_ms=1000), consumer()
     take(silent)
 
     assert [] == take(peer)
-    assert wait_for(lambda: take(peer))
+    assert wait_for(lambda: take(peer), 20)
 
 
 def test_signs_of_life_keep_the_right_to_isolate(

@@ -53,7 +53,7 @@ def test_a_group_runs_alone_and_then_all_else_runs(
     suspected = suspects(4, max_tokens=60)
     others = submit(client, "a", "b")
     seen: set[tuple[int, int, int]] = set()
-    with RunningService(server_url, queue, engine=FakeEngine(tokens_per_s=200)):
+    with RunningService(server_url, queue, engine=FakeEngine(tokens_per_s=100)):
         while client.stats().totals.get("done", 0) < 6:
             with redis.pipeline() as at_once:
                 for job_id in (*suspected, *others):
