@@ -163,7 +163,7 @@ def test_a_step_that_lasts_grows_old() -> None:
         await recorder.until(lambda: recorder.finished)
         assert 0.0 == engine.step_age_s
 
-    play(story, replace(FAST, tokens_per_s=4.0))
+    play(story, replace(FAST, tokens_per_s=1.0))
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,8 @@ def test_a_death_is_told_once_with_what_is_known(death: str, kind: type[Exceptio
         with pytest.raises(EngineGone):
             await recorder.engine.call(methodcaller("has_work"))
 
-    recorder = play(story, step_timeout_s=0.5)
+    # a step that is only slow is not to be taken for one that hangs
+    recorder = play(story, step_timeout_s=1.0 if death == "hang" else 60.0)
 
     (error,) = recorder.crashes
     assert kind is type(error)

@@ -20,7 +20,9 @@ from worker.supervisor import Child
 
 # leases that no test lives to see the end of: what comes back sooner was handed back
 FAKE = ("--engine", "fake", "--lease-s", "60", "--restart-s", "0.05", "--max-restart-s", "0.2")
-POISON = (*FAKE, "--fake-poison", "--step-timeout-s", "1")
+POISON = (*FAKE, "--fake-poison")
+# how long it takes to find out: where nothing hangs, a slow step is not to be taken for one that does
+STEP_TIMEOUT_S = {"hang": "1", "freeze": "1"}
 
 Flags = Callable[..., tuple[str, ...]]
 
@@ -57,7 +59,8 @@ def test_a_job_that_kills_its_worker_is_a_dead_letter_and_others_are_answered(
     However the process ends: the job that does it is found out, by two deaths while it was alone.
     """
     innocent, poison = submit(client, "innocent", f"poison:{death}")
-    with worker_process(tmp_path / "log", *at(*POISON)) as worker:
+    flags = (*POISON, "--step-timeout-s", STEP_TIMEOUT_S.get(death, "60"))
+    with worker_process(tmp_path / "log", *at(*flags)) as worker:
         results = {job_id: client.result(job_id, wait_s=60) for job_id in (innocent, poison)}
         wait_for(lambda: len(deaths(worker)) == 3)
         worker.send(signal.SIGTERM)

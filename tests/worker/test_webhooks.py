@@ -85,7 +85,6 @@ def settled(client: Client, batch_id: str) -> Callable[[], BatchStatus | None]:
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tries follow each other at once."""
     monkeypatch.setattr(webhooks, "FIRST_PAUSE_S", 0.01)
-    monkeypatch.setattr(webhooks, "TIMEOUT_S", 0.3)
 
 
 def test_the_end_of_a_batch_is_told(server_url: str, queue: str, client: Client, consumer: MakeConsumer) -> None:
@@ -133,12 +132,12 @@ def close(connection: Any) -> None:
     [
         [status(500), status(503), status(404)],
         [status(302, "Location: http://127.0.0.1:1/")],
-        [close, b"nonsense\r\n\r\n", lambda connection: connection.recv(1)],
+        [close, b"nonsense\r\n\r\n"],
     ],
 )
 def test_what_fails_is_tried_again(server_url: str, queue: str, client: Client, failures: Sequence[Answer]) -> None:
     """
-    After faults, refusals, redirects and silence the same message is sent until it is taken.
+    After faults, refusals and redirects the same message is sent until it is taken.
     """
     with receiver(*failures, status(200)) as server:
         batch_id = ended_batch(client, server.url)
@@ -149,6 +148,25 @@ def test_what_fails_is_tried_again(server_url: str, queue: str, client: Client, 
     assert 1 == len({(one.headers["webhook-id"], one.body) for one in server.received})
     for one in server.received:
         verified(one, SECRET)
+
+
+def test_silence_is_a_failed_try(server_url: str, queue: str, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    A receiver that takes a message and never answers gets it again.
+    """
+    monkeypatch.setattr(webhooks, "FIRST_PAUSE_S", 0.4)
+    with receiver(lambda connection: connection.recv(1), status(200)) as server:
+        batch_id = ended_batch(client, server.url)
+        with monkeypatch.context() as hasty:
+            hasty.setattr(webhooks, "TIMEOUT_S", 0.3)
+            deliver(server_url, queue, lambda: client.batch_status(batch_id).webhook_reason)
+        why = client.batch_status(batch_id).webhook_reason
+        deliver(server_url, queue, settled(client, batch_id))
+
+    assert "timed out" in why
+    batch = client.batch_status(batch_id)
+    assert ("delivered", 2, "") == (batch.webhook_state, batch.webhook_tries, batch.webhook_reason)
+    assert 1 == len({(one.headers["webhook-id"], one.body) for one in server.received})
 
 
 def test_the_pauses_grow_and_are_drawn() -> None:
