@@ -138,16 +138,6 @@ class Service:
             put_off=self._returns.put_off,
             bury=self._returns.bury,
         )
-        self._drain = Drain(
-            engine=self._engine,
-            leases=self._leases,
-            jobs=self._jobs,
-            returns=self._returns,
-            changed=self._changed,
-            hurry=self._hurry,
-            grace_s=options.drain_s,
-            supervised=options.supervised,
-        )
 
     @property
     def healthy(self) -> bool:
@@ -198,16 +188,29 @@ class Service:
         ):
             self._start(loop)
         await self._stopping.wait()
-        log.info("drain.started", held=len(self._leases), grace_s=self._options.drain_s)
         try:
-            await asyncio.wait([pulling])
-            self._doorbell.stop()
-            await self._drain.run(lambda: self._crash)
-            log.info("drain.finished", jobs_done=self.num_done, unwritten=len(self._sink))
+            await self._drain(pulling)
         finally:
             await self._close()
         if self._crash is not None:
             raise self._crash
+
+    async def _drain(self, pulling: "asyncio.Task[None]") -> None:
+        log.info("drain.started", held=len(self._leases), grace_s=self._options.drain_s)
+        await asyncio.wait([pulling])
+        self._doorbell.stop()
+        drain = Drain(
+            engine=self._engine,
+            leases=self._leases,
+            jobs=self._jobs,
+            returns=self._returns,
+            changed=self._changed,
+            hurry=self._hurry,
+            grace_s=self._options.drain_s,
+            supervised=self._options.supervised,
+        )
+        await drain.run(lambda: self._crash)
+        log.info("drain.finished", jobs_done=self.num_done, unwritten=len(self._sink))
 
     async def _close(self) -> None:
         if not self._crash:

@@ -1,16 +1,12 @@
 """The server's clock is set back: what was noted before lies in the future then."""
 
-from collections.abc import Callable
-
 import pytest
 from redis import Redis
 
 from pagemill.client import Client
 from pagemill.errors import Busy
 from pagemill.keys import QueueKeys
-from tests.support.servers import BlockingConsumer, a_job
-
-MakeConsumer = Callable[..., BlockingConsumer]
+from tests.support.servers import MakeConsumer, a_job
 
 DAY_MS = 86_400_000
 

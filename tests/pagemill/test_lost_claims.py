@@ -1,7 +1,5 @@
 """DISOWN: claims whose reply was lost are handed back, however much their worker holds."""
 
-from collections.abc import Callable
-
 import pytest
 from redis import Redis
 
@@ -12,9 +10,7 @@ from pagemill.messages import Pull, Room
 from pagemill.schema import LANES
 from pagemill.scripts import run
 from pagemill.versions import SCHEMA_VERSION
-from tests.support.servers import BlockingConsumer, a_job
-
-MakeConsumer = Callable[..., BlockingConsumer]
+from tests.support.servers import BlockingConsumer, MakeConsumer, a_job
 
 # more than one page of DISOWN, in one stream
 MANY = 1000

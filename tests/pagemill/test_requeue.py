@@ -11,9 +11,8 @@ from pagemill.dead_letters import DeadLetter
 from pagemill.errors import JobNotFound
 from pagemill.keys import QueueKeys, idempotency_name
 from tests.support.raw_entries import adopt, in_stream, refuse, take, write
-from tests.support.servers import BlockingConsumer, a_job
+from tests.support.servers import BlockingConsumer, MakeConsumer, a_job
 
-MakeConsumer = Callable[..., BlockingConsumer]
 Run = Callable[..., tuple[int, str, str]]
 
 

@@ -1,6 +1,5 @@
 """RETRY of a job that nobody wants any more: it ends, and is not put off."""
 
-from collections.abc import Callable
 from typing import Literal
 
 import pytest
@@ -9,9 +8,7 @@ from redis import Redis
 from pagemill.client import Client
 from pagemill.keys import QueueKeys
 from tests.support.batches import batch_of, counts
-from tests.support.servers import BlockingConsumer, a_job
-
-MakeConsumer = Callable[..., BlockingConsumer]
+from tests.support.servers import MakeConsumer, a_job
 
 
 @pytest.mark.parametrize(("field", "value", "state"), [("cancel", "1", "cancelled"), ("dl", "1", "expired")])
