@@ -8,11 +8,14 @@ from pagemill.calls import finish
 from pagemill.keys import QueueKeys
 from pagemill.messages import Delivery, Finished
 from pagemill.schema import Job
+from worker.engine_port import Turn
+from worker.engine_wire import Add, Unpacker, pack
 from worker.fake_engine import FakeEngine
 from worker.intake import Accepted, Intake
 from worker.results import ResultMaker
 
 _ROUNDS = 7
+_A_MESSAGE = 16
 
 
 def pieces(jobs: Sequence[Job]) -> dict[str, float]:
@@ -21,6 +24,7 @@ def pieces(jobs: Sequence[Job]) -> dict[str, float]:
 
     intake: the payload to a request, with the fake tokenizer; parse is its first part.
     engine: the fake engine's own work, which no worker has with a real one.
+    pack, unpack: its request on the way to the engine's process and its output on the way back, in messages of 16.
     result: the engine's output to a Result; json: to its bytes; finish: to the script's arguments.
     """
     engine = FakeEngine(max_num_seqs=256, kv_tokens=1_000_000)
@@ -31,6 +35,8 @@ def pieces(jobs: Sequence[Job]) -> dict[str, float]:
     deliveries = [_delivery(job) for job in jobs]
     accepted = [one for one in intake.prepare(deliveries) if isinstance(one, Accepted)]
     outputs = _run(engine, accepted)
+    messages = _messages(accepted, list(outputs.values()))
+    packed = b"".join(map(pack, messages))
     results = [maker.make(one, {}, "done", outputs[one.job_id]) for one in deliveries]
     payloads = [result.payload() for result in results]
     ends = [Finished(*pair) for pair in zip(deliveries, results, strict=True)]
@@ -40,6 +46,8 @@ def pieces(jobs: Sequence[Job]) -> dict[str, float]:
             ("parse", lambda: [Job.parse(one.payload or b"") for one in deliveries]),
             ("intake", lambda: intake.prepare(deliveries)),
             ("engine", lambda: _run(engine, accepted)),
+            ("pack", lambda: [pack(message) for message in messages]),
+            ("unpack", lambda: list(Unpacker().feed(packed))),
             ("result", lambda: [maker.make(one, {}, "done", outputs[one.job_id]) for one in deliveries]),
             ("json", lambda: [result.payload() for result in results]),
             ("finish", lambda: finish(QueueKeys("bench"), "bench", ends, payloads).by_hash),
@@ -54,6 +62,12 @@ def _run(engine: FakeEngine, accepted: Sequence[Accepted]) -> dict[str, RequestO
     while engine.has_work:
         outputs |= {output.request_id: output for output in engine.step().finished}
     return outputs
+
+
+def _messages(accepted: Sequence[Accepted], outputs: Sequence[RequestOutput]) -> list[Add | Turn]:
+    starts = range(0, len(accepted), _A_MESSAGE)
+    messages: list[Add | Turn] = [Add([one.request for one in accepted[at : at + _A_MESSAGE]]) for at in starts]
+    return [*messages, *(Turn(finished=list(outputs[at : at + _A_MESSAGE])) for at in starts)]
 
 
 def _best(work: Callable[[], object]) -> float:
