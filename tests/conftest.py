@@ -1,5 +1,6 @@
 """Real servers, one of each kind a session, and a queue of its own for each test."""
 
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -7,6 +8,7 @@ from redis import Redis
 
 from pagemill.client import Client
 from pagemill.ids import uuid7
+from producers.child import Child
 from producers.local_redis import local_redis
 from tests.support.servers import BlockingConsumer, MakeConsumer, leaked_keys, oldest_redis
 
@@ -20,6 +22,17 @@ def newest_server() -> Iterator[str]:
 @pytest.fixture(scope="session")
 def oldest_server() -> Iterator[str]:
     with local_redis(binary=oldest_redis()) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def served_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server whose default queue a worker with the fake engine serves."""
+    log = tmp_path_factory.mktemp("served") / "worker.log"
+    with (
+        local_redis() as url,
+        Child([sys.executable, "-m", "worker", "--redis-url", url, "--engine", "fake"], log=log),
+    ):
         yield url
 
 

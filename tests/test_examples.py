@@ -1,26 +1,10 @@
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 from pagemill.client import Client
-from producers.child import Child
-from producers.local_redis import local_redis
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
-
-
-@pytest.fixture(scope="module")
-def served_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A server whose default queue a worker with the fake engine serves."""
-    log = tmp_path_factory.mktemp("examples") / "worker.log"
-    with (
-        local_redis() as url,
-        Child([sys.executable, "-m", "worker", "--redis-url", url, "--engine", "fake"], log=log),
-    ):
-        yield url
 
 
 def run_example(name: str, *arguments: str, url: str) -> list[str]:

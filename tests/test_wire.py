@@ -4,8 +4,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -13,25 +11,12 @@ import pytest
 
 from pagemill.schema import Job, Result, Usage
 from pagemill.versions import SCHEMA_VERSION
-from producers.child import Child
-from producers.local_redis import local_redis
 from tests.support.servers import oldest_redis
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "wire.md"
 
 # the oldest server's package has a redis-cli
 PATH = f"{oldest_redis().parent}:{os.environ['PATH']}"
-
-
-@pytest.fixture(scope="module")
-def served_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A server whose default queue a worker with the fake engine serves."""
-    log = tmp_path_factory.mktemp("wire") / "worker.log"
-    with (
-        local_redis() as url,
-        Child([sys.executable, "-m", "worker", "--redis-url", url, "--engine", "fake"], log=log),
-    ):
-        yield url
 
 
 def example(language: str) -> str:

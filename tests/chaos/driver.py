@@ -19,25 +19,19 @@ import random
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from redis import Redis
-
-from engine.request import Request
-from engine.sampling_params import SamplingParams
 from pagemill.client import Client
 from pagemill.errors import QueueUnavailable
-from pagemill.keys import QueueKeys
 from pagemill.schema import Job
+from tests.chaos.audit import audit
 from tests.chaos.fleet import Fleet
 from tests.chaos.report import Report
 from tests.chaos.resumes import Resumes
+from tests.support.jobs import seeded_jobs
 from tests.support.redis_process import RedisProcess
-from tests.support.servers import leaked_keys
-from worker.fake_engine import ByteTokenizer, FakeEngine
 
 QUEUE = "chaos"
 MAX_TOKENS = 60
@@ -95,8 +89,7 @@ def chaos(
             fleet.kill()
         report.seconds = round(time.monotonic() - started, 1)
         report.faults += [f"a drained worker ended with {code}" for code in codes if code != 0]
-        _check_results(client, redis_server.client, submitted, report)
-        _check_queue(client, redis_server.client, report)
+        _look_back(client, redis_server, submitted, report)
     return report
 
 
@@ -133,7 +126,7 @@ class _Run:
             time.sleep(_LOOK_S)
 
     def _submit_more(self) -> None:
-        more = [_job(number) for number in range(len(self._jobs), len(self._jobs) + _WORK_LEFT)]
+        more = seeded_jobs(_WORK_LEFT, MAX_TOKENS, first=len(self._jobs))
         self._client.submit_many(more)
         self._jobs += more
 
@@ -147,20 +140,11 @@ class _Run:
 
 def make_jobs(num_jobs: int, num_poison: int, draw: random.Random) -> list[Job]:
     """Jobs with their seeds; the poison lies anywhere among them."""
-    places = dict(zip(draw.sample(range(num_jobs), num_poison), range(num_poison), strict=True))
-    return [
-        _job(number, f"poison:{POISONS[places[number] % len(POISONS)]}") if number in places else _job(number)
-        for number in range(num_jobs)
-    ]
-
-
-def _job(number: int, prompt: str = "") -> Job:
-    options = {"max_tokens": MAX_TOKENS, "seed": number}
-    return Job.build(prompt=prompt or f"prompt number {number}", options=options)
-
-
-def is_poison(job: Job) -> bool:
-    return str(job.prompt).startswith("poison:")
+    jobs = seeded_jobs(num_jobs, MAX_TOKENS)
+    for number, place in enumerate(draw.sample(range(num_jobs), num_poison)):
+        prompt = f"poison:{POISONS[number % len(POISONS)]}"
+        jobs[place] = Job.build(prompt=prompt, options={"max_tokens": MAX_TOKENS, "seed": place})
+    return jobs
 
 
 def _num_ended(client: Client) -> int:
@@ -171,61 +155,16 @@ def _num_ended(client: Client) -> int:
     return sum(totals.get(state, 0) for state in ("done", "failed", "cancelled", "expired"))
 
 
-def _check_results(client: Client, redis: Redis, jobs: Sequence[Job], report: Report) -> None:
-    ends = Counter(fields[b"j"].decode() for _, fields in redis.xrange(QueueKeys(QUEUE).events) if b"j" in fields)
-    report.results = len(ends)
-    report.duplicated = sum(1 for count in ends.values() if count > 1)
-    report.missing = sum(1 for job in jobs if job.id not in ends)
-    if report.duplicated or report.missing or len(ends) != len(jobs):
-        report.faults.append(
-            f"{len(jobs)} jobs: {len(ends)} ended, {report.duplicated} of them several times, {report.missing} missing"
-        )
-    good = [job for job in jobs if not is_poison(job)]
-    wrong = 0
-    for job, text in zip(good, expected_texts(good), strict=True):
-        if job.id in ends:
-            result = client.result(job.id)
-            wrong += (result.status, result.text) != ("done", text)
-            report.taken_over += redis.hget(QueueKeys(QUEUE).job(job.id), "lapses") is not None
-    if wrong:
-        report.faults.append(f"{wrong} results differ from those of an undisturbed run")
-    _check_dead(client, jobs, report)
-
-
-def _check_dead(client: Client, jobs: Sequence[Job], report: Report) -> None:
-    letters = client.dead_letters(limit=report.jobs)
-    report.dead = len(letters)
-    found, wanted = sorted(letter.job_id for letter in letters), sorted(job.id for job in jobs if is_poison(job))
-    if found != wanted or any(letter.why != "poison" for letter in letters):
-        reasons = Counter(letter.why for letter in letters)
-        innocent = len(set(found) - set(wanted))
-        report.faults.append(f"{len(wanted)} jobs are poison and {len(found)} dead, {innocent} innocent: {reasons}")
-
-
-def _check_queue(client: Client, redis: Redis, report: Report) -> None:
-    keys = QueueKeys(QUEUE)
-    stats = client.stats()
-    totals = stats.totals
+def _look_back(client: Client, server: RedisProcess, jobs: Sequence[Job], report: Report) -> None:
+    """Complete the report, when all has ended."""
+    found = audit(client, server.client, QUEUE, jobs)
+    report.results, report.missing, report.duplicated = found.results, found.missing, found.duplicated
+    report.dead, report.taken_over = found.dead, found.taken_over
+    report.faults += found.faults
+    totals = client.stats().totals
     report.reclaimed, report.released, report.fenced = (
         totals.get(name, 0) for name in ("reclaimed", "released", "fenced")
     )
-    for stream in redis.scan_iter(match=f"{keys.base}:s:*"):
-        length, pending = redis.xlen(stream), redis.xpending(stream, "workers")["pending"]
-        if length or pending:
-            report.faults.append(f"{stream.decode()} has {length} entries, {pending} pending")
-    if stats.running or any(stats.queued.values()) or stats.delayed:
-        report.faults.append(f"the counters say that work is left: {stats}")
-    report.faults += [f"key {name} would stay for ever" for name in leaked_keys(redis, QUEUE)]
-
-
-def expected_texts(jobs: Sequence[Job]) -> list[str]:
-    """What the fake engine answers when nothing disturbs it."""
-    engine, tokenizer = FakeEngine(kv_tokens=1 << 40, max_num_seqs=len(jobs)), ByteTokenizer()
-    for job in jobs:
-        params = SamplingParams(max_tokens=job.options.max_tokens, seed=job.options.seed or 0)
-        engine.add(Request(job.id, tokenizer.encode(str(job.prompt)), params))
-    texts = {output.request_id: output.completions[0].text for output in engine.step().finished}
-    return [texts[job.id] for job in jobs]
 
 
 def main() -> int:

@@ -28,8 +28,10 @@ def known_scripts(redis: Redis) -> list[str]:
 
 @pytest.fixture
 def proxy(server_url: str) -> Iterator[TcpProxy]:
+    """Before the server; the test fails where a reply arrived that it wanted lost."""
     with TcpProxy(server_url) as proxy:
         yield proxy
+        assert proxy.all_lost
 
 
 @pytest.fixture

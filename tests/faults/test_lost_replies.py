@@ -7,23 +7,18 @@ Each script in turn, through a proxy that cuts the connection between the comman
 import pytest
 from redis import Redis
 
+from pagemill.calls import PULL_LOOKS
 from pagemill.client import Client
 from pagemill.errors import QueueUnavailable
 from pagemill.keys import QueueKeys
 from pagemill.messages import Checkpoint, Renewal, TokenDelta
-from pagemill.scripts import load
-from tests.support.servers import MakeConsumer, a_job, wait_for
+from tests.support.servers import MakeConsumer, a_job, num_entries, wait_for
 from tests.support.tcp_proxy import TcpProxy, lose_replies_of
 
 pytestmark = pytest.mark.usefixtures("known_scripts")
 
 
-def num_entries(redis: Redis, queue: str) -> int:
-    """Entries in all streams of the lanes, read or not."""
-    return sum(redis.xlen(stream) for stream in redis.scan_iter(match=f"{QueueKeys(queue).base}:s:*"))
-
-
-def test_submit(proxy: TcpProxy, far_client: Client, redis: Redis, queue: str) -> None:
+def test_a_submit_without_a_reply_is_one_job(proxy: TcpProxy, far_client: Client, redis: Redis, queue: str) -> None:
     """
     The client sends it again by itself, and one job is in the queue.
     """
@@ -34,7 +29,9 @@ def test_submit(proxy: TcpProxy, far_client: Client, redis: Redis, queue: str) -
     assert 1 == far_client.stats().queued["standard"]
 
 
-def test_submit_of_many(proxy: TcpProxy, far_client: Client, redis: Redis, queue: str) -> None:
+def test_a_pipeline_without_a_reply_is_each_job_once(
+    proxy: TcpProxy, far_client: Client, redis: Redis, queue: str
+) -> None:
     """
     Of a pipeline the whole is sent again.
     """
@@ -46,12 +43,14 @@ def test_submit_of_many(proxy: TcpProxy, far_client: Client, redis: Redis, queue
     assert 1 == proxy.num_replies_lost
 
 
-def test_pull(proxy: TcpProxy, far_consumer: MakeConsumer, client: Client) -> None:
+def test_a_pull_without_a_reply_is_handed_back(proxy: TcpProxy, far_consumer: MakeConsumer, client: Client) -> None:
     """
-    The call fails; what it had claimed is handed back by the next one, and costs no attempt.
+    The call fails; what it had claimed is handed back by the next one, costs no attempt, and nothing else is.
     """
-    job_id = client.submit(a_job()).job_id
+    client.submit(a_job("known"))
     worker = far_consumer()
+    [known] = worker.pull()
+    job_id = client.submit(a_job()).job_id
     lose_replies_of(proxy, "pull")
     with pytest.raises(QueueUnavailable):
         worker.pull()
@@ -61,23 +60,24 @@ def test_pull(proxy: TcpProxy, far_consumer: MakeConsumer, client: Client) -> No
     [job] = worker.pull()
 
     assert (job_id, 1, 2) == (job.job_id, job.attempt, proxy.num_replies_lost)
-    assert 1 == client.stats().running
+    assert 2 == client.stats().running
+    assert Renewal() == worker.run(worker.consumer.renew([known, job]))
 
 
-def test_pull_in_silence(proxy: TcpProxy, far_consumer: MakeConsumer, client: Client) -> None:
+def test_a_pull_on_a_dead_connection_is_given_up(proxy: TcpProxy, far_consumer: MakeConsumer, client: Client) -> None:
     """
     A connection that stays open and dead is given up after the time-out.
     """
     job_id = client.submit(a_job()).job_id
     worker = far_consumer(timeout_s=0.3)
-    proxy.lose_reply(load("pull").sha.encode(), silently=True)
+    lose_replies_of(proxy, "pull", silently=True)
     with pytest.raises(QueueUnavailable, match=r"0\.3 s"):
         worker.pull()
 
     assert [(job_id, 1)] == [(job.job_id, job.attempt) for job in worker.pull()]
 
 
-def test_pull_that_arrives_late(proxy: TcpProxy, far_consumer: MakeConsumer, client: Client) -> None:
+def test_a_pull_that_arrives_late_claims_nothing(proxy: TcpProxy, far_consumer: MakeConsumer, client: Client) -> None:
     """
     A call that was given up, and reaches the server after the next one, claims nothing.
     """
@@ -95,7 +95,27 @@ def test_pull_that_arrives_late(proxy: TcpProxy, far_consumer: MakeConsumer, cli
     assert 1 == len(worker.pull())
 
 
-def test_renew(proxy: TcpProxy, far_consumer: MakeConsumer, client: Client, redis: Redis, queue: str) -> None:
+def test_a_pull_that_fails_halfway_gives_all_back(proxy: TcpProxy, far_consumer: MakeConsumer, client: Client) -> None:
+    """
+    Where a later script of one pull gets no reply, the next pull has also what the earlier ones had claimed.
+    """
+    jobs = [a_job(f"{number}") for number in range(PULL_LOOKS + 6)]
+    client.submit_many(jobs)
+    worker = far_consumer()
+    # one script a look
+    lose_replies_of(proxy, "pull", after=1)
+    with pytest.raises(QueueUnavailable):
+        worker.pull(max_jobs=len(jobs))
+    assert len(jobs) == client.stats().running
+
+    again = worker.pull(max_jobs=len(jobs))
+
+    assert sorted((job.id, 1) for job in jobs) == sorted((job.job_id, job.attempt) for job in again)
+
+
+def test_a_repeated_checkpoint_is_saved_once(
+    proxy: TcpProxy, far_consumer: MakeConsumer, client: Client, redis: Redis, queue: str
+) -> None:
     """
     A repeated checkpoint is saved once, and the leases are as after one call.
     """
@@ -112,7 +132,9 @@ def test_renew(proxy: TcpProxy, far_consumer: MakeConsumer, client: Client, redi
     assert b"abcdefghijkl" == redis.get(f"{QueueKeys(queue).base}:ck:{job_id}")
 
 
-def test_finish(proxy: TcpProxy, far_consumer: MakeConsumer, client: Client, redis: Redis, queue: str) -> None:
+def test_a_finish_without_a_reply_is_one_result(
+    proxy: TcpProxy, far_consumer: MakeConsumer, client: Client, redis: Redis, queue: str
+) -> None:
     """
     The result is published, counted and announced once.
     """
@@ -129,7 +151,9 @@ def test_finish(proxy: TcpProxy, far_consumer: MakeConsumer, client: Client, red
     assert 1 == events.count(job_id)
 
 
-def test_release(proxy: TcpProxy, far_consumer: MakeConsumer, client: Client, redis: Redis, queue: str) -> None:
+def test_a_release_without_a_reply_is_one_entry(
+    proxy: TcpProxy, far_consumer: MakeConsumer, client: Client, redis: Redis, queue: str
+) -> None:
     """
     The job goes back once.
     """
@@ -143,7 +167,7 @@ def test_release(proxy: TcpProxy, far_consumer: MakeConsumer, client: Client, re
     assert [(job_id, 1)] == [(job.job_id, job.attempt) for job in worker.pull()]
 
 
-def test_retry(proxy: TcpProxy, far_consumer: MakeConsumer, client: Client) -> None:
+def test_a_retry_without_a_reply_is_one_attempt(proxy: TcpProxy, far_consumer: MakeConsumer, client: Client) -> None:
     """
     The job is put off once.
     """
@@ -157,7 +181,7 @@ def test_retry(proxy: TcpProxy, far_consumer: MakeConsumer, client: Client) -> N
     assert ("duplicate", 1, 0, 1) == (outcome, stats.delayed, stats.running, stats.totals["retried"])
 
 
-def test_cancel(proxy: TcpProxy, far_client: Client, far_consumer: MakeConsumer) -> None:
+def test_a_cancel_without_a_reply_is_one_end(proxy: TcpProxy, far_client: Client, far_consumer: MakeConsumer) -> None:
     """
     Of a job that waits and of one that runs: it is cancelled, once.
     """
@@ -176,7 +200,7 @@ def test_cancel(proxy: TcpProxy, far_client: Client, far_consumer: MakeConsumer)
     assert ["", "so far"] == [far_client.result(job_id, wait_s=0).text for job_id in (waiting, running)]
 
 
-def test_publish(proxy: TcpProxy, far_consumer: MakeConsumer, client: Client) -> None:
+def test_text_that_is_published_twice_is_read_once(proxy: TcpProxy, far_consumer: MakeConsumer, client: Client) -> None:
     """
     Text that is in the stream twice is read once.
     """
@@ -191,7 +215,9 @@ def test_publish(proxy: TcpProxy, far_consumer: MakeConsumer, client: Client) ->
     assert ["ans", "wer"] == [delta.text for delta in client.stream(job_id, wait_s=5)]
 
 
-def test_a_sweep(proxy: TcpProxy, far_consumer: MakeConsumer, consumer: MakeConsumer, client: Client) -> None:
+def test_a_sweep_without_replies_brings_each_job_back_once(
+    proxy: TcpProxy, far_consumer: MakeConsumer, consumer: MakeConsumer, client: Client
+) -> None:
     """
     What a sweep brought back is in the queue once, whichever of its replies was lost.
     """
@@ -216,7 +242,7 @@ def test_a_sweep(proxy: TcpProxy, far_consumer: MakeConsumer, consumer: MakeCons
     assert (2, 1, 0) == (client.stats().running, client.stats().totals["expired"], client.stats().delayed)
 
 
-def test_heartbeat_and_leave(proxy: TcpProxy, far_consumer: MakeConsumer, client: Client) -> None:
+def test_a_heartbeat_and_a_leave_may_be_repeated(proxy: TcpProxy, far_consumer: MakeConsumer, client: Client) -> None:
     """
     A worker that says twice that it lives, or leaves, has said it.
     """
@@ -230,7 +256,7 @@ def test_heartbeat_and_leave(proxy: TcpProxy, far_consumer: MakeConsumer, client
     assert ({worker.worker_id}, {}, 2) == (seen, client.workers(), proxy.num_replies_lost)
 
 
-def test_forget(proxy: TcpProxy, far_client: Client, consumer: MakeConsumer) -> None:
+def test_a_job_that_a_lost_call_dropped_is_dropped(proxy: TcpProxy, far_client: Client, consumer: MakeConsumer) -> None:
     """
     A job that was dropped by the lost call counts as dropped.
     """

@@ -3,6 +3,7 @@ As test_lost_replies.py, for what stands beside the life of a job: dead letters,
 webhooks, raw entries.
 """
 
+import ast
 from pathlib import Path
 
 import pytest
@@ -27,12 +28,17 @@ def test_every_script_is_tested(known_scripts: list[str]) -> None:
     """
     Here or in test_lost_replies.py, each script loses a reply.
     """
-    pages = "".join(page.read_text() for page in Path(__file__).parent.glob("test_lost_replies*.py"))
+    pages = [ast.parse(page.read_text()) for page in Path(__file__).parent.glob("test_lost_replies*.py")]
+    calls = [node for page in pages for node in ast.walk(page) if isinstance(node, ast.Call)]
+    losing = [call for call in calls if isinstance(call.func, ast.Name) and call.func.id == "lose_replies_of"]
+    tested = {name.value for call in losing for name in call.args if isinstance(name, ast.Constant)}
 
-    assert [] == [name for name in known_scripts if f'"{name}"' not in pages]
+    assert set(known_scripts) == tested
 
 
-def test_bury_requeue_and_purge(proxy: TcpProxy, far_client: Client, far_consumer: MakeConsumer) -> None:
+def test_a_letter_is_written_requeued_and_purged_once(
+    proxy: TcpProxy, far_client: Client, far_consumer: MakeConsumer
+) -> None:
     """
     One letter is written, its job runs anew once, and a letter that is purged is gone.
     """
@@ -55,7 +61,9 @@ def test_bury_requeue_and_purge(proxy: TcpProxy, far_client: Client, far_consume
     assert ([], 3) == (far_client.dead_letters(), proxy.num_replies_lost)
 
 
-def test_the_death_of_a_worker(proxy: TcpProxy, far_consumer: MakeConsumer, client: Client, queue: str) -> None:
+def test_a_death_without_a_reply_is_counted_once(
+    proxy: TcpProxy, far_consumer: MakeConsumer, client: Client, queue: str
+) -> None:
     """
     A crash is counted once, and the suspects are given out once.
     """
@@ -76,7 +84,9 @@ def test_the_death_of_a_worker(proxy: TcpProxy, far_consumer: MakeConsumer, clie
     assert ["done"] == worker.finish(suspect)
 
 
-def test_a_batch(proxy: TcpProxy, far_client: Client, far_consumer: MakeConsumer) -> None:
+def test_a_batch_is_made_sealed_and_cancelled_once(
+    proxy: TcpProxy, far_client: Client, far_consumer: MakeConsumer
+) -> None:
     """
     It is made, sealed, cancelled and counted once.
     """
@@ -94,7 +104,9 @@ def test_a_batch(proxy: TcpProxy, far_client: Client, far_consumer: MakeConsumer
     assert 1 == len(far_client.list_batches())
 
 
-def test_a_webhook(proxy: TcpProxy, far_client: Client, far_consumer: MakeConsumer) -> None:
+def test_a_webhook_that_was_given_out_in_vain_is_due_again(
+    proxy: TcpProxy, far_client: Client, far_consumer: MakeConsumer
+) -> None:
     """
     One that was given out in vain is due again, and its delivery is noted once.
     """
@@ -113,7 +125,9 @@ def test_a_webhook(proxy: TcpProxy, far_client: Client, far_consumer: MakeConsum
     assert [] == worker.run(worker.consumer.take_hooks(8, hold_ms=1500))
 
 
-def test_raw_entries(proxy: TcpProxy, far_consumer: MakeConsumer, client: Client, redis: Redis, queue: str) -> None:
+def test_a_raw_entry_is_one_job_or_one_letter(
+    proxy: TcpProxy, far_consumer: MakeConsumer, client: Client, redis: Redis, queue: str
+) -> None:
     """
     An entry becomes one job or one dead letter, whichever reply was lost on the way.
     """

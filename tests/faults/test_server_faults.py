@@ -19,7 +19,7 @@ from pagemill.client import Client
 from pagemill.errors import Busy, JobNotFound, QueueUnavailable, ServerAway
 from pagemill.keys import QueueKeys
 from pagemill.schema import Job
-from tests.chaos.driver import expected_texts
+from tests.support.jobs import expected_texts, submitted
 from tests.support.redis_process import RedisProcess
 from tests.support.servers import BlockingConsumer, a_job, wait_for
 from tests.support.services import RunningService
@@ -48,14 +48,6 @@ def client(server: RedisProcess) -> Iterator[Client]:
         yield client
 
 
-def submit(client: Client, number: int, max_tokens: int) -> list[Job]:
-    jobs = [
-        Job.build(prompt=f"fault {index}", options={"max_tokens": max_tokens, "seed": index}) for index in range(number)
-    ]
-    client.submit_many(jobs)
-    return jobs
-
-
 def worker(url: str, *, tokens_per_s: float = 200.0, lease_s: float = LEASE_S) -> RunningService:
     return RunningService(url, QUEUE, engine=FakeEngine(tokens_per_s=tokens_per_s), lease_s=lease_s)
 
@@ -82,7 +74,7 @@ def test_a_worker_goes_on_generating_while_the_server_is_away(server: RedisProce
     Down for longer than two leases and started from its append-only file: the answers are written then.
     """
     with worker(server.url, tokens_per_s=400.0) as first, worker(server.url, tokens_per_s=400.0) as second:
-        jobs = submit(client, 8, max_tokens=150)
+        jobs = submitted(client, 8, max_tokens=150)
         wait_until_running(8, first, second)
         server.kill()
         before = first.engine.stats().generated_tokens + second.engine.stats().generated_tokens
@@ -99,7 +91,7 @@ def test_a_frozen_server_costs_nobody_his_lease(server: RedisProcess, client: Cl
     All heartbeats run out while it does nothing, and nothing is taken from anybody when it wakes.
     """
     with worker(server.url, tokens_per_s=400.0) as first, worker(server.url, tokens_per_s=400.0) as second:
-        jobs = submit(client, 8, max_tokens=150)
+        jobs = submitted(client, 8, max_tokens=150)
         wait_until_running(8, first, second)
         server.pause()
         time.sleep(2.5 * LEASE_S)
@@ -112,7 +104,7 @@ def test_after_an_outage_dead_workers_lose_their_jobs_all_the_same(server: Redis
     One lease later than else: a worker that died during the outage is not waited for any longer.
     """
     dead = BlockingConsumer(server.url, QUEUE, lease_ms=round(LEASE_S * 1000))
-    jobs = submit(client, 3, max_tokens=10)
+    jobs = submitted(client, 3, max_tokens=10)
     assert 3 == len(dead.pull())
     with worker(server.url):
         server.kill()
@@ -135,7 +127,7 @@ def test_loading(server: RedisProcess, client: Client) -> None:
             pipeline.set(f"ballast:{number}", "x" * 1000)
         pipeline.execute()
     with worker(server.url) as only:
-        jobs = submit(client, 6, max_tokens=60)
+        jobs = submitted(client, 6, max_tokens=60)
         wait_until_running(6, only)
         server.client.bgrewriteaof()
         wait_for(lambda: not server.client.info("persistence")["aof_rewrite_in_progress"])
@@ -160,7 +152,7 @@ def test_a_demoted_master(server: RedisProcess, client: Client) -> None:
     A server that is a replica now refuses writes: `ServerAway` for clients, and workers wait.
     """
     with worker(server.url) as only:
-        jobs = submit(client, 6, max_tokens=60)
+        jobs = submitted(client, 6, max_tokens=60)
         wait_until_running(6, only)
         # of a master that is not there, so that it keeps what it has
         server.client.execute_command("REPLICAOF", "127.0.0.1", "1")
@@ -176,7 +168,7 @@ def test_too_few_replicas(server: RedisProcess, client: Client) -> None:
     A master that has lost its replicas may refuse writes for a while: that is no loss either.
     """
     with worker(server.url) as only:
-        jobs = submit(client, 4, max_tokens=60)
+        jobs = submitted(client, 4, max_tokens=60)
         wait_until_running(4, only)
         server.client.config_set("min-replicas-to-write", 1)
         with pytest.raises(ServerAway, match=r"(?i)replicas"):
@@ -192,7 +184,7 @@ def test_failover_to_a_replica_behind_a_name(server: RedisProcess, replica: Redi
     """
     replica.follow(server)
     with TcpProxy(server.url) as name, Client(name.url, queue=QUEUE) as far, worker(name.url) as only:
-        jobs = submit(far, 6, max_tokens=100)
+        jobs = submitted(far, 6, max_tokens=100)
         wait_until_running(6, only)
         server.client.execute_command("WAIT", 1, 2000)
         # without a cut: connections to the old one stay open, and say READONLY
@@ -214,7 +206,7 @@ def test_failover_to_an_old_replica(server: RedisProcess, replica: RedisProcess,
     """
     replica.follow(server)
     with TcpProxy(server.url) as name, worker(name.url, tokens_per_s=300.0) as only:
-        jobs = submit(client, 6, max_tokens=100)
+        jobs = submitted(client, 6, max_tokens=100)
         wait_until_running(6, only)
         server.client.execute_command("WAIT", 1, 2000)
         # from here on it hears nothing any more
@@ -252,7 +244,7 @@ def test_a_job_that_a_replica_calls_ours_is_handed_back(
     replica.follow(server)
     with TcpProxy(server.url) as name:
         consumer = BlockingConsumer(name.url, QUEUE, lease_ms=60_000)
-        [job] = submit(client, 1, max_tokens=4)
+        [job] = submitted(client, 1, max_tokens=4)
         held = consumer.pull()
         server.client.execute_command("WAIT", 1, 2000)
         replica.lead()
@@ -282,7 +274,7 @@ def test_an_entry_of_an_ended_job_is_acked(server: RedisProcess, client: Client)
     A pointer that a failover or an operator brought back costs no computation.
     """
     with worker(server.url) as only:
-        [job] = submit(client, 1, max_tokens=4)
+        [job] = submitted(client, 1, max_tokens=4)
         client.result(job.id, wait_s=20)
         stream = f"{QueueKeys(QUEUE).base}:s:standard:default"
         server.client.xadd(stream, {"j": job.id, "tok": 4})
@@ -297,11 +289,11 @@ def test_a_flushed_server(server: RedisProcess, client: Client) -> None:
     FLUSHALL takes the jobs; workers drop theirs, make their groups anew and answer what is sent again.
     """
     with worker(server.url) as only:
-        jobs = submit(client, 4, max_tokens=400)
+        jobs = submitted(client, 4, max_tokens=400)
         wait_until_running(4, only)
         server.client.flushall()
         wait_for(lambda: only.engine.stats().num_running == 0)
-        again = submit(client, 4, max_tokens=10)
+        again = submitted(client, 4, max_tokens=10)
 
         assert {"done"} == {client.result(job.id, wait_s=20).status for job in again}
         with pytest.raises(JobNotFound):
@@ -314,12 +306,12 @@ def test_a_destroyed_group(server: RedisProcess, client: Client) -> None:
     What runs ends once, what waits is delivered, and what a dead worker had is taken over.
     """
     dead = BlockingConsumer(server.url, QUEUE, lease_ms=round(LEASE_S * 1000))
-    jobs = submit(client, 2, max_tokens=60)
+    jobs = submitted(client, 2, max_tokens=60)
     [orphan] = dead.pull(max_jobs=1)
     with worker(server.url, tokens_per_s=100.0) as only:
         wait_until_running(1, only)
         server.client.xgroup_destroy(orphan.stream, "workers")
-        more = submit(client, 2, max_tokens=10)
+        more = submitted(client, 2, max_tokens=10)
         results = [client.result(job.id, wait_s=20) for job in jobs + more]
     dead.close()
 
@@ -328,13 +320,12 @@ def test_a_destroyed_group(server: RedisProcess, client: Client) -> None:
     assert 2 * 60 + 2 * 10 == only.engine.stats().generated_tokens
 
 
-def test_a_full_server(server: RedisProcess, client: Client) -> None:
+def test_a_full_server_refuses_jobs_and_takes_answers(server: RedisProcess, client: Client) -> None:
     """
-    Out of memory: submits are busy, streams lose text, and every result is written all the same.
+    Out of memory: submits are busy, and every job that runs is answered once, in its stream as in its result.
     """
     with worker(server.url) as only:
-        jobs = [Job.build(prompt=f"fault {n}", stream=n == 0, options={"max_tokens": 60, "seed": n}) for n in range(4)]
-        client.submit_many(jobs)
+        jobs = submitted(client, 4, max_tokens=60, stream=True)
         wait_until_running(4, only)
         server.client.config_set("maxmemory", "100kb")
         with pytest.raises(Busy):
@@ -355,13 +346,15 @@ def test_a_client_waits_through_a_restart(server: RedisProcess, client: Client) 
             return (await other.result(job.id, wait_s=20)).status
 
     with worker(server.url, tokens_per_s=60.0) as only, ThreadPoolExecutor() as pool:
-        [job] = submit(client, 1, max_tokens=60)
+        [job] = submitted(client, 1, max_tokens=180)
         wait_until_running(1, only)
         waiting = [
             pool.submit(lambda: client.result(job.id, wait_s=20).status),
             pool.submit(lambda: asyncio.run(wait_for_result())),
         ]
-        wait_for(lambda: len(server.client.pubsub_channels()) > 0)
+        channel = QueueKeys(QUEUE).channel(job.id)
+        wait_for(lambda: server.client.pubsub_numsub(channel) == [(channel.encode(), 2)], 20)
+        assert "running" == client.status(job.id).state
         server.stop()
         time.sleep(0.3)
         server.start()
@@ -373,15 +366,27 @@ def test_a_follower_of_all_results_goes_on_after_a_restart(server: RedisProcess,
     """
     `finished` and a stream of text go on where they were.
     """
+    ended: list[str] = []
+    shown: list[str] = []
+
+    def follow() -> None:
+        ended.extend(one.job_id for one in client.finished([job.id for job in jobs], wait_s=20))
+
+    def read() -> None:
+        shown.extend(delta.text for delta in client.stream(jobs[0].id, wait_s=20))
+
     with worker(server.url, tokens_per_s=60.0) as only, ThreadPoolExecutor() as pool:
-        jobs = [Job.build(prompt=f"fault {n}", stream=True, options={"max_tokens": 50, "seed": n}) for n in range(2)]
-        client.submit_many(jobs)
+        jobs = submitted(client, 2, max_tokens=120, stream=True)
         wait_until_running(2, only)
-        finished = pool.submit(lambda: [one.job_id for one in client.finished([job.id for job in jobs], wait_s=20)])
-        text = pool.submit(lambda: "".join(delta.text for delta in client.stream(jobs[0].id, wait_s=20)))
-        time.sleep(0.3)
+        # one that has ended shows that the follower is at work
+        jobs += submitted(client, 1, max_tokens=1, first=2)
+        following = [pool.submit(follow), pool.submit(read)]
+        wait_for(lambda: ended == [jobs[2].id] and shown, 20)
+        assert ["running", "running"] == [client.status(job.id).state for job in jobs[:2]]
         server.stop()
         server.start()
+        for one in following:
+            one.result(30)
 
-        assert {job.id for job in jobs} == set(finished.result(20))
-        assert expected_texts(jobs[:1]) == [text.result(20)]
+    assert (jobs[2].id, {job.id for job in jobs}, 3) == (ended[0], set(ended), len(ended))
+    assert expected_texts(jobs[:1]) == ["".join(shown)]

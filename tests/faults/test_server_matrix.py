@@ -13,16 +13,14 @@ from redis import Redis
 
 from pagemill.client import Client
 from pagemill.errors import Busy, QueueUnavailable
-from pagemill.keys import QueueKeys
 from pagemill.messages import Checkpoint, Renewal
-from pagemill.scripts import load
 from producers.local_redis import local_redis
 from tests.chaos.driver import chaos
 from tests.chaos.network import failover_chaos, network_chaos
 from tests.support.redis_process import RedisProcess
 from tests.support.server_box import NAMES, find
-from tests.support.servers import BlockingConsumer, MakeConsumer, a_job, wait_for
-from tests.support.tcp_proxy import TcpProxy
+from tests.support.servers import BlockingConsumer, MakeConsumer, a_job, num_entries, wait_for
+from tests.support.tcp_proxy import TcpProxy, lose_replies_of
 
 
 def program(name: str) -> Path:
@@ -43,11 +41,7 @@ def server_url(server: str) -> str:
     return server
 
 
-def num_entries(redis: Redis, queue: str) -> int:
-    return sum(redis.xlen(stream) for stream in redis.scan_iter(match=f"{QueueKeys(queue).base}:s:*"))
-
-
-def test_submit_pull_and_finish(client: Client, consumer: MakeConsumer, redis: Redis, queue: str) -> None:
+def test_a_job_goes_in_once_and_ends_once(client: Client, consumer: MakeConsumer, redis: Redis, queue: str) -> None:
     """
     A job goes in once, is claimed within the limits, and ends once.
     """
@@ -65,7 +59,7 @@ def test_submit_pull_and_finish(client: Client, consumer: MakeConsumer, redis: R
     assert 0 == num_entries(redis, queue)
 
 
-def test_renew_and_lapse(client: Client, consumer: MakeConsumer) -> None:
+def test_a_renewed_lease_stays_and_a_zombie_is_fenced(client: Client, consumer: MakeConsumer) -> None:
     """
     A renewed lease stays, a silent worker's is taken back with its checkpoint, and the zombie is fenced.
     """
@@ -82,7 +76,7 @@ def test_renew_and_lapse(client: Client, consumer: MakeConsumer) -> None:
     assert "peer" == client.text(job_id, wait_s=0)
 
 
-def test_release_and_retry(client: Client, consumer: MakeConsumer) -> None:
+def test_a_hand_back_costs_no_attempt_and_a_retry_one(client: Client, consumer: MakeConsumer) -> None:
     """
     A hand-back costs no attempt, a retry does, and the sweep brings back what is due.
     """
@@ -97,7 +91,7 @@ def test_release_and_retry(client: Client, consumer: MakeConsumer) -> None:
     assert {first.job_id: 1, second.job_id: 2} == attempts
 
 
-def test_cancel_and_deadline(client: Client, consumer: MakeConsumer) -> None:
+def test_verdicts_reach_who_runs_and_end_what_waits(client: Client, consumer: MakeConsumer) -> None:
     """
     Verdicts reach a running job with its renewal, and end a waiting one at once.
     """
@@ -115,7 +109,9 @@ def test_cancel_and_deadline(client: Client, consumer: MakeConsumer) -> None:
     assert (["cancelled", "cancelled", "expired"], []) == (statuses, worker.pull())
 
 
-def test_a_lost_reply(server_url: str, queue: str, client: Client, consumer: MakeConsumer) -> None:
+def test_lost_replies_lose_and_double_nothing(
+    server_url: str, queue: str, client: Client, consumer: MakeConsumer
+) -> None:
     """
     A pull that was carried out and never answered is handed back, a finish is published once.
     """
@@ -124,8 +120,7 @@ def test_a_lost_reply(server_url: str, queue: str, client: Client, consumer: Mak
     warm.run(warm.consumer.release(warm.pull()))
     with TcpProxy(server_url) as proxy:
         far = BlockingConsumer(proxy.url, queue)
-        for name in ("pull", "finish"):
-            proxy.lose_reply(load(name).sha.encode())
+        lose_replies_of(proxy, "pull", "finish")
         with pytest.raises(QueueUnavailable):
             far.pull()
         [job] = far.pull()
@@ -138,7 +133,7 @@ def test_a_lost_reply(server_url: str, queue: str, client: Client, consumer: Mak
     assert (1, 2) == (client.stats().totals["done"], proxy.num_replies_lost)
 
 
-def test_a_lost_group(client: Client, consumer: MakeConsumer, redis: Redis) -> None:
+def test_a_queue_goes_on_without_its_group(client: Client, consumer: MakeConsumer, redis: Redis) -> None:
     """
     Without its group the queue goes on: what waits is delivered, what runs keeps its lease.
     """
@@ -158,7 +153,7 @@ def test_a_lost_group(client: Client, consumer: MakeConsumer, redis: Redis) -> N
     assert [running.job_id] == [job.job_id for job in peer.pull()]
 
 
-def test_a_full_server(client: Client, consumer: MakeConsumer, redis: Redis) -> None:
+def test_a_full_server_is_busy_and_empties_its_queue(client: Client, consumer: MakeConsumer, redis: Redis) -> None:
     """
     Submits are busy, and all that empties the queue goes on.
     """
@@ -181,7 +176,7 @@ def test_a_full_server(client: Client, consumer: MakeConsumer, redis: Redis) -> 
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_small_chaos(name: str, tmp_path: Path) -> None:
+def test_a_failing_network_and_server_cost_no_result(name: str, tmp_path: Path) -> None:
     """
     Three workers, each on a network of its own that fails, and a server that is killed meanwhile: one result a job.
     """
@@ -194,7 +189,7 @@ def test_small_chaos(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name == NAMES[-1] else pytest.mark.slow) for name in NAMES]
 )
-def test_failovers_to_old_replicas(name: str, tmp_path: Path) -> None:
+def test_failovers_to_old_replicas_cost_no_result(name: str, tmp_path: Path) -> None:
     """
     Two masters die, each after its replica has heard nothing for a while: one result a job, and nothing is stuck.
     """
@@ -210,11 +205,11 @@ def test_failovers_to_old_replicas(name: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", NAMES)
-def test_chaos(name: str) -> None:
+def test_disturbed_workers_cost_no_result(name: str) -> None:
     """
     Killed, drained and paused worker processes lose no job and double none.
     """
     report = chaos(jobs=300, workers=2, lease_s=1.5, seed=5, timeout_s=200, server=program(name))
 
     assert [] == report.faults
-    assert 0 < report.kills + report.drains + report.pauses, report
+    assert 0 < min(report.kills, report.worker_kills, report.drains, report.pauses), report

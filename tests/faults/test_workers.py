@@ -11,7 +11,7 @@ from redis import Redis
 from pagemill.client import Client
 from pagemill.keys import QueueKeys
 from pagemill.schema import Job
-from tests.chaos.driver import expected_texts
+from tests.support.jobs import expected_texts, submitted
 from tests.support.servers import wait_for
 from tests.support.services import RunningService, WorkerProcess, worker_process
 from tests.support.tcp_proxy import TcpProxy
@@ -19,14 +19,6 @@ from worker.fake_engine import FakeEngine
 
 LEASE_S = 1.0
 FLAGS = ("--engine", "fake", "--no-supervisor", "--fake-tokens-per-s", "60", "--drain-s", "1")
-
-
-def submit(client: Client, number: int, max_tokens: int) -> list[Job]:
-    jobs = [
-        Job.build(prompt=f"row {index}", options={"max_tokens": max_tokens, "seed": index}) for index in range(number)
-    ]
-    client.submit_many(jobs)
-    return jobs
 
 
 def service(url: str, queue: str, *, tokens_per_s: float = 2000.0, lease_s: float = LEASE_S) -> RunningService:
@@ -62,7 +54,7 @@ def test_row_03_a_long_job_is_not_redelivered_while_its_worker_lives(
     Over several leases, with an idle peer that sweeps: one worker computes it, once.
     """
     with service(server_url, queue, tokens_per_s=40.0) as one, service(server_url, queue, tokens_per_s=40.0) as other:
-        jobs = submit(client, 1, max_tokens=140)
+        jobs = submitted(client, 1, max_tokens=140)
         assert_answered(client, jobs, lapses=0)
 
     assert [0, 140] == sorted(running.engine.stats().generated_tokens for running in (one, other))
@@ -74,7 +66,7 @@ def test_row_04_a_zombie_publishes_nothing(server_url: str, queue: str, client: 
     """
     lease_s = 0.7
     with process(tmp_path / "log", server_url, queue, lease_s) as zombie:
-        jobs = submit(client, 3, max_tokens=50)
+        jobs = submitted(client, 3, max_tokens=50)
         wait_for(lambda: client.stats().running == 3)
         zombie.send(signal.SIGSTOP)
         with service(server_url, queue, lease_s=lease_s):
@@ -82,7 +74,7 @@ def test_row_04_a_zombie_publishes_nothing(server_url: str, queue: str, client: 
             zombie.send(signal.SIGCONT)
             assert_answered(client, jobs, lapses=3)
         # the peer is gone: the zombie must be of use again
-        assert_answered(client, jobs + submit(client, 2, max_tokens=5), lapses=3)
+        assert_answered(client, jobs + submitted(client, 2, max_tokens=5), lapses=3)
 
 
 def test_row_06_the_jobs_of_a_killed_worker_run_elsewhere_in_time(
@@ -93,7 +85,7 @@ def test_row_06_the_jobs_of_a_killed_worker_run_elsewhere_in_time(
     """
     lease_s = 4.0
     with process(tmp_path / "log", server_url, queue, lease_s) as dying:
-        jobs = submit(client, 4, max_tokens=100)
+        jobs = submitted(client, 4, max_tokens=100)
         wait_for(lambda: client.stats().running == 4)
         with service(server_url, queue, lease_s=lease_s):
             wait_for(lambda: len(client.workers()) == 2)
@@ -115,7 +107,7 @@ def test_row_11_a_connection_that_died_in_silence_costs_no_lease(server_url: str
     """
     with TcpProxy(server_url) as proxy:
         with service(proxy.url, queue, tokens_per_s=60.0, lease_s=3.0) as far:
-            jobs = submit(client, 8, max_tokens=30)
+            jobs = submitted(client, 8, max_tokens=30)
             wait_for(lambda: far.engine.stats().num_running == 8)
             with service(server_url, queue, lease_s=3.0):
                 proxy.strand()
@@ -130,12 +122,12 @@ def test_row_11_a_worker_that_is_cut_off_loses_its_jobs_and_nothing_else(
     A network that is away for longer than a lease makes a zombie of a worker: what it computed is dropped.
     """
     with TcpProxy(server_url) as proxy, service(proxy.url, queue, tokens_per_s=60.0) as far:
-        jobs = submit(client, 3, max_tokens=50)
+        jobs = submitted(client, 3, max_tokens=50)
         wait_for(lambda: far.engine.stats().num_running == 3)
         with proxy.holding(), service(server_url, queue):
             assert_answered(client, jobs, lapses=3)
         wait_for(lambda: far.engine.stats().num_running == 0)
-        assert_answered(client, jobs + submit(client, 2, max_tokens=5), lapses=3)
+        assert_answered(client, jobs + submitted(client, 2, max_tokens=5), lapses=3)
 
 
 def test_row_11_a_slow_network_is_only_slow(server_url: str, queue: str, client: Client) -> None:
@@ -146,13 +138,39 @@ def test_row_11_a_slow_network_is_only_slow(server_url: str, queue: str, client:
     with TcpProxy(server_url) as proxy:
         proxy.delay(lease_s / 10)
         with service(proxy.url, queue, tokens_per_s=60.0, lease_s=lease_s) as far:
-            jobs = submit(client, 12, max_tokens=30)
+            jobs = submitted(client, 12, max_tokens=30)
             wait_for(lambda: far.engine.stats().num_running == 12, 20)
             with service(server_url, queue, lease_s=lease_s) as near:
                 assert_answered(client, jobs, lapses=0)
         proxy.heal()
 
     assert 0 == near.engine.stats().generated_tokens
+
+
+def test_row_21_what_a_worker_ran_that_was_told_to_stop_runs_elsewhere_within_a_second(
+    server_url: str, queue: str, client: Client, redis: Redis, tmp_path: Path
+) -> None:
+    """
+    Without any grace time, and at the attempt at which it was.
+    """
+    flags = ("--engine", "fake", "--fake-tokens-per-s", "60", "--drain-s", "0", "--lease-s", "30")
+    keys = QueueKeys(queue)
+    with worker_process(tmp_path / "log", *flags, "--redis-url", server_url, "--queue", queue) as stopping:
+        jobs = submitted(client, 4, max_tokens=100, stream=True)
+        wait_for(lambda: all(redis.exists(keys.tokens(job.id)) for job in jobs), 20)
+        with service(server_url, queue, lease_s=30.0) as peer:
+            wait_for(lambda: len(client.workers()) == 2, 20)
+            stopping.send(signal.SIGTERM)
+            told_at = time.monotonic()
+            wait_for(lambda: {peer.worker_id} == {client.status(job.id).worker for job in jobs}, 20)
+            took_s = time.monotonic() - told_at
+            assert_answered(client, jobs, lapses=0)
+        assert 0 == stopping.wait()
+        handed_back = [event for event in stopping.events() if event["event"] == "drain.handed_back"]
+
+    assert took_s < 1.0
+    assert [("running", 4)] == [(event["which"], event["released"]) for event in handed_back]
+    assert {1} == {client.status(job.id).attempt for job in jobs}
 
 
 def test_row_45_a_full_disk_stops_no_worker(server_url: str, queue: str, client: Client) -> None:
@@ -162,7 +180,7 @@ def test_row_45_a_full_disk_stops_no_worker(server_url: str, queue: str, client:
     flags = (*FLAGS, "--redis-url", server_url, "--queue", queue)
     worker = WorkerProcess(Path("/dev/full"), *flags)
     try:
-        jobs = submit(client, 2, max_tokens=5)
+        jobs = submitted(client, 2, max_tokens=5)
         assert_answered(client, jobs, lapses=0)
         worker.send(signal.SIGTERM)
         assert 0 == worker.wait()

@@ -37,6 +37,13 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
 
 @pytest.fixture
+def settings(server_url: str, queue: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment leads command lines to the test's queue."""
+    monkeypatch.setenv("PAGEMILL_REDIS_URL", server_url)
+    monkeypatch.setenv("PAGEMILL_QUEUE", queue)
+
+
+@pytest.fixture
 def supervisor(server_url: str, queue: str) -> Supervisor:
     """Whoever sees the test's workers die."""
     return Supervisor(server_url, queue)

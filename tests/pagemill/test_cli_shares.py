@@ -11,10 +11,7 @@ from tests.support.servers import a_job
 Run = Callable[..., tuple[int, str, str]]
 
 
-@pytest.fixture(autouse=True)
-def _settings(server_url: str, queue: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PAGEMILL_REDIS_URL", server_url)
-    monkeypatch.setenv("PAGEMILL_QUEUE", queue)
+pytestmark = pytest.mark.usefixtures("settings")
 
 
 def test_a_tenants_weight_and_limit_are_set_and_shown(run: Run, client: Client) -> None:

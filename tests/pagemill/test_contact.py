@@ -4,15 +4,7 @@ import pytest
 
 from pagemill.contact import Contact
 from pagemill.errors import QueueUnavailable, ServerAway
-
-
-class Clock:
-    """A clock that is set by hand."""
-
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.support.clock import Clock
 
 
 def test_a_server_that_answers_is_in_reach() -> None:

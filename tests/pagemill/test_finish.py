@@ -1,8 +1,6 @@
 """FINISH, RETRY, CANCEL, EXPIRE: how a job ends, once."""
 
 import json
-import random
-import threading
 from pathlib import Path
 
 import pytest
@@ -315,34 +313,6 @@ def test_the_end_is_the_end(client: Client, consumer: MakeConsumer) -> None:
     worker.finish(*worker.pull())
 
     assert ("done", "done") == (client.cancel(job_id), client.result(job_id, wait_s=0).status)
-
-
-def test_cancel_and_finish_race_to_one_result(
-    server_url: str, queue: str, client: Client, consumer: MakeConsumer
-) -> None:
-    """
-    Whoever comes first, there is one result and it stays.
-    """
-    jobs = [a_job(f"{number}") for number in range(200)]
-    client.submit_many(jobs)
-    order = random.Random(7).sample(jobs, len(jobs))
-
-    def cancel_all() -> None:
-        with Client(server_url, queue=queue) as other:
-            for job in order:
-                other.cancel(job.id)
-
-    canceller = threading.Thread(target=cancel_all)
-    canceller.start()
-    worker = consumer()
-    while held := worker.pull(max_jobs=8):
-        worker.finish(*held)
-    canceller.join()
-
-    results = [client.result(job.id, wait_s=0).status for job in jobs]
-    totals = client.stats().totals
-    assert len(jobs) == totals.get("done", 0) + totals.get("cancelled", 0)
-    assert totals.get("done", 0) == results.count("done")
 
 
 def test_a_waiting_job_expires_in_the_sweep(client: Client, consumer: MakeConsumer) -> None:

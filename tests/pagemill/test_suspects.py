@@ -4,7 +4,6 @@ import asyncio
 import time
 from collections.abc import Callable
 
-import pytest
 from redis import Redis
 
 from pagemill.calls import PULL_LOOKS
@@ -12,7 +11,6 @@ from pagemill.cli_status import job_lines, overview_lines
 from pagemill.client import Client
 from pagemill.connection import connect_async
 from pagemill.consumer import Consumer
-from pagemill.errors import QueueUnavailable
 from pagemill.keys import QueueKeys
 from pagemill.messages import Delivery, Renewal
 from tests.support.servers import MakeConsumer, a_job, wait_for
@@ -297,30 +295,6 @@ def test_suspects_of_a_cancelled_batch_end(
     assert [] == take(worker)
     assert {"cancelled"} == {client.result(job_id, wait_s=0).status for job_id in job_ids}
     assert (2, 0) == (client.batch_status(batch).cancelled, client.stats().suspects)
-
-
-def test_a_lost_reply_gives_suspects_back(
-    client: Client, consumer: MakeConsumer, supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """
-    Suspects that were claimed by a call whose reply never came are handed back by the next call.
-    """
-    import pagemill.consumer as module
-
-    job_ids = suspected(client, consumer, supervisor, 1)
-    worker = consumer()
-    real = module.send_once
-
-    async def cut(*command: object, **options: object) -> object:
-        await real(*command, **options)  # type: ignore[arg-type]
-        raise ConnectionResetError("cut")
-
-    monkeypatch.setattr(module, "send_once", cut)
-    with pytest.raises(QueueUnavailable):
-        take(worker)
-    monkeypatch.setattr(module, "send_once", real)
-
-    assert job_ids == ids(take(worker))
 
 
 def test_streams_of_suspects_go(

@@ -3,8 +3,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,25 +13,12 @@ from producers.child import Child
 from producers.demo import DOCUMENTS, read_documents
 from producers.local_redis import local_redis
 from producers.progress import Bar, Lines, Meter, Moment
+from tests.support.processes import is_alive
+from tests.support.servers import wait_for
 
 DEMO = [sys.executable, "-m", "producers.demo"]
 FAKE = [*DEMO, "--engine", "fake"]
 SLEEPER = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
-
-
-def wait_until(condition: Callable[[], object], wait_s: float = 30.0) -> None:
-    deadline = time.monotonic() + wait_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
-
-
-def alive(pid: int) -> bool:
-    """Whether a process runs; one that has ended and is not yet collected does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def started_by(pid: int) -> list[int]:
@@ -126,7 +112,7 @@ def test_interrupted_demo_stops_what_it_started(
     _, errors = slow_demo.communicate(timeout=30)
     assert code == slow_demo.returncode
     assert "stopped" in errors
-    assert [] == [pid for pid in processes if alive(pid)]
+    assert [] == [pid for pid in processes if is_alive(pid)]
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks the Linux kernel")
@@ -139,7 +125,7 @@ def test_killed_demo_leaves_nothing_behind(slow_demo: "subprocess.Popen[str]") -
     slow_demo.kill()
     slow_demo.wait()
 
-    wait_until(lambda: not any(alive(pid) for pid in processes))
+    wait_for(lambda: not any(is_alive(pid) for pid in processes), 30)
 
 
 @pytest.mark.parametrize(
@@ -168,7 +154,7 @@ def test_child_is_stopped_and_its_words_are_kept(tmp_path: Path) -> None:
     Leaving the block ends the program; its log can still be read.
     """
     with Child(SLEEPER, log=tmp_path / "log") as child:
-        wait_until(lambda: "up" in child.last_lines())
+        wait_for(lambda: "up" in child.last_lines(), 30)
         assert child.exit_code() is None
 
     assert -signal.SIGTERM == child.exit_code()
@@ -183,7 +169,7 @@ def test_child_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
         "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
     )
     with Child([sys.executable, "-c", code], log=tmp_path / "log", grace_s=0.1) as child:
-        wait_until(lambda: "up" in child.last_lines())
+        wait_for(lambda: "up" in child.last_lines(), 30)
 
     assert -signal.SIGKILL == child.exit_code()
 

@@ -4,7 +4,6 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -20,17 +19,13 @@ from tests.support.servers import wait_for
 
 class RedisProcess:
     """
-    A server process; entered, it runs.
+    A server process; entered, it runs. It writes every change at once, so that nothing that was answered is lost.
 
     Args:
         folder: Where it keeps its files; a later start finds them there.
-        options: More of its command line.
-        append_only: Write every change at once, so that nothing that was answered is lost.
     """
 
-    def __init__(
-        self, folder: Path, *, binary: Path | None = None, append_only: bool = True, options: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, folder: Path, *, binary: Path | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -41,8 +36,8 @@ class RedisProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._command = [
             *(str(binary or find_server()), "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(folder)),
-            *("--save", "", "--appendonly", "yes" if append_only else "no", "--appendfsync", "always"),
-            *("--maxmemory-policy", "noeviction", "--daemonize", "no", "--repl-diskless-sync-delay", "0", *options),
+            *("--save", "", "--appendonly", "yes", "--appendfsync", "always"),
+            *("--maxmemory-policy", "noeviction", "--daemonize", "no", "--repl-diskless-sync-delay", "0"),
         ]
 
     def __enter__(self) -> Self:
@@ -92,9 +87,6 @@ class RedisProcess:
     def lead(self) -> None:
         """Be a master, with what it has by now."""
         self.client.execute_command("REPLICAOF", "NO", "ONE")
-
-    def run_id(self) -> str:
-        return str(self._info("server")["run_id"])
 
     def _info(self, section: str) -> dict[str, Any]:
         return dict(self.client.info(section))

@@ -25,10 +25,14 @@ class Answer:
 
 class ScriptedS3:
     """
-    Answers requests in order, and with 200 once the script is over; entered, it runs.
+    Answers requests in order, and with `then` once the script is over; entered, it runs.
+
+    Args:
+        then: May be set anew at any time.
     """
 
-    def __init__(self, *answers: Answer) -> None:
+    def __init__(self, *answers: Answer, then: Answer = Answer()) -> None:
+        self.then = then
         self.headers: list[Mapping[str, str]] = []
         self._answers = list(answers)
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
@@ -64,7 +68,7 @@ class ScriptedS3:
 
             def _answer(self) -> None:
                 script.headers.append(dict(self.headers))
-                answer = script._answers.pop(0) if script._answers else Answer()
+                answer = script._answers.pop(0) if script._answers else script.then
                 body = f"<Error><Code>{answer.code}</Code></Error>".encode() if answer.code else answer.body
                 self.send_response(answer.status)
                 self.send_header("Content-Length", str(len(body)))

@@ -53,6 +53,11 @@ def _lives(redis: Redis, name: str) -> bool:
     return isinstance(state, bytes) and state.decode() not in TERMINAL_STATES
 
 
+def num_entries(redis: Redis, queue: str) -> int:
+    """Entries in all streams of the lanes, read or not."""
+    return sum(redis.xlen(stream) for stream in redis.scan_iter(match=f"{QueueKeys(queue).base}:s:*"))
+
+
 def wait_for(condition: Callable[[], Any], timeout_s: float = 10.0) -> Any:
     """Poll until a condition gives something true, and return that."""
     deadline = time.monotonic() + timeout_s

@@ -24,13 +24,22 @@ CHUNK = 65536
 
 
 @dataclass(slots=True, eq=False)
+class _Loss:
+    """A reply that is to be lost: of a command that holds these bytes, after so many of the kind."""
+
+    command: bytes
+    after: int
+    silently: bool
+
+
+@dataclass(slots=True, eq=False)
 class _Link:
     """One client's connection and ours to the server."""
 
     client: socket.socket
     server: socket.socket
-    # set where the reply to a command is to be lost: with the connection, or in silence
-    loses: Literal["no", "cut", "silent"] = "no"
+    # set while a command is with the server whose reply is to be lost
+    loss: _Loss | None = None
     # passes nothing on until all is healed, and stays open
     stranded: bool = False
 
@@ -57,7 +66,6 @@ class TcpProxy:
         self._listener = socket.create_server(("127.0.0.1", 0))
         login = f"{parts.netloc.rpartition('@')[0]}@" if "@" in parts.netloc else ""
         self.url = urlunsplit(parts._replace(netloc=f"{login}127.0.0.1:{self._listener.getsockname()[1]}"))
-        self.num_connections = 0
         self.num_replies_lost = 0
 
         # all the mutable state there is, under the lock
@@ -65,8 +73,8 @@ class TcpProxy:
         self._links: set[_Link] = set()
         self._held: set[Direction] = set()
         self._delay_s: dict[Direction, float] = {}
-        self._losing: list[tuple[bytes, bool]] = []
-        self._refuses = False
+        self._losing: list[_Loss] = []
+        self._num_to_lose = 0
         self._closed = False
 
     def __enter__(self) -> Self:
@@ -100,18 +108,13 @@ class TcpProxy:
         if cut:
             self.cut()
 
-    def cut(self) -> None:
-        """End all connections; new ones are taken."""
+    def cut(self) -> int:
+        """End all connections, and say how many they were; new ones are taken."""
         with self._changed:
             links = list(self._links)
         for link in links:
             link.cut()
-
-    def refuse(self) -> None:
-        """End all connections, and new ones at once."""
-        with self._changed:
-            self._refuses = True
-        self.cut()
+        return len(links)
 
     def hold(self, *directions: Direction) -> None:
         """Pass nothing on, on open and new connections: the network is away, and nobody says so."""
@@ -129,26 +132,31 @@ class TcpProxy:
         with self._changed:
             self._delay_s = dict.fromkeys(directions or BOTH, seconds)
 
-    def lose_reply(self, command: bytes, times: int = 1, *, silently: bool = False) -> None:
+    @property
+    def all_lost(self) -> bool:
+        """Whether every reply that was to be lost has been."""
+        return self.num_replies_lost == self._num_to_lose
+
+    def lose_reply(self, command: bytes, *, after: int = 0, silently: bool = False) -> None:
         """
         Let the server carry out the next command that holds these bytes, and its reply never arrive.
 
         Args:
-            times: Of how many commands.
+            after: So many of these commands are answered before that one.
             silently: Leave the connection open and dead, instead of cutting it.
         """
         with self._changed:
-            self._losing += [(command, silently)] * times
+            self._losing.append(_Loss(command, after, silently))
+            self._num_to_lose += 1
 
     def heal(self) -> None:
         """End all faults; held bytes go on their way."""
         with self._changed:
             for link in self._links:
-                link.stranded = False
+                link.loss, link.stranded = None, False
             self._held.clear()
             self._delay_s.clear()
             self._losing.clear()
-            self._refuses = False
             self._changed.notify_all()
 
     @contextmanager
@@ -166,10 +174,6 @@ class TcpProxy:
                 client, _ = self._listener.accept()
             except OSError:
                 return
-            self.num_connections += 1
-            if self._refuses:
-                client.close()
-                continue
             try:
                 server = socket.create_connection(self._target, timeout=5)
             except OSError:
@@ -193,14 +197,19 @@ class TcpProxy:
         link.cut()
         with self._changed:
             self._links.discard(link)
+            if link.loss:
+                # nobody waited for that reply any more
+                self._losing.append(link.loss)
+                link.loss = None
 
     def _may_pass(self, link: _Link, direction: Direction, data: bytes) -> bool:
         """Wait for as long as these bytes are held or delayed; False where the connection ends with them."""
         time.sleep(self._delay_s.get(direction, 0.0))
         with self._changed:
-            if direction == "to_client" and link.loses != "no":
+            if direction == "to_client" and link.loss:
                 self.num_replies_lost += 1
-                if link.loses == "cut":
+                loss, link.loss = link.loss, None
+                if not loss.silently:
                     return False
                 link.stranded = True
             self._changed.wait_for(lambda: self._closed or not self._is_held(link, direction), timeout=120)
@@ -212,14 +221,21 @@ class TcpProxy:
         return direction in self._held or link.stranded
 
     def _mark(self, link: _Link, data: bytes) -> None:
-        for command, silently in self._losing:
-            if command in data:
-                self._losing.remove((command, silently))
-                link.loses = "silent" if silently else "cut"
-                return
+        if link.loss:
+            # what comes after goes down with it
+            return
+        for loss in self._losing:
+            if loss.command not in data:
+                continue
+            if loss.after > 0:
+                loss.after -= 1
+                continue
+            self._losing.remove(loss)
+            link.loss = loss
+            return
 
 
-def lose_replies_of(proxy: TcpProxy, *scripts: str) -> None:
-    """The next reply of each of these scripts is lost; the server is to know them by their hash already."""
+def lose_replies_of(proxy: TcpProxy, *scripts: str, after: int = 0, silently: bool = False) -> None:
+    """A reply of each of these scripts is lost; the server is to know them by their hash already."""
     for name in scripts:
-        proxy.lose_reply(load(name).sha.encode())
+        proxy.lose_reply(load(name).sha.encode(), after=after, silently=silently)

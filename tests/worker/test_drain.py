@@ -7,21 +7,12 @@ from redis import Redis
 
 from pagemill.client import Client
 from pagemill.schema import Job
-from tests.chaos.driver import expected_texts
+from tests.support.jobs import expected_texts, submitted
 from tests.support.servers import wait_for
 from tests.support.services import RunningService, worker_process
 from worker.fake_engine import FakeEngine
 
 FAKE = ("--engine", "fake", "--lease-s", "5")
-
-
-def submit(client: Client, number: int, max_tokens: int) -> list[Job]:
-    jobs = [
-        Job.build(prompt=f"drained {index}", options={"max_tokens": max_tokens, "seed": index})
-        for index in range(number)
-    ]
-    client.submit_many(jobs)
-    return jobs
 
 
 def test_sigterm_finishes_what_runs_and_hands_back_what_waits(
@@ -32,7 +23,7 @@ def test_sigterm_finishes_what_runs_and_hands_back_what_waits(
     """
     flags = (*FAKE, "--redis-url", server_url, "--queue", queue, "--max-num-seqs", "2", "--fake-tokens-per-s", "100")
     with worker_process(tmp_path / "log", *flags) as worker:
-        jobs = submit(client, 12, max_tokens=100)
+        jobs = submitted(client, 12, max_tokens=100)
         wait_for(lambda: _generated(client) > 0)
         worker.send(signal.SIGTERM)
         assert 0 == worker.wait()
@@ -52,7 +43,7 @@ def test_what_waits_is_with_another_worker_while_the_first_still_drains(
     """
     flags = (*FAKE, "--redis-url", server_url, "--queue", queue, "--max-num-seqs", "1", "--fake-tokens-per-s", "20")
     with worker_process(tmp_path / "log", *flags, "--drain-s", "60") as worker:
-        jobs = submit(client, 4, max_tokens=1000)
+        jobs = submitted(client, 4, max_tokens=1000)
         wait_for(lambda: client.stats().running == 4 and _generated(client) > 0)
         worker.send(signal.SIGTERM)
         with RunningService(server_url, queue) as peer:
@@ -70,7 +61,7 @@ def test_what_does_not_fit_the_grace_time_goes_on_elsewhere(
     """
     flags = (*FAKE, "--redis-url", server_url, "--queue", queue, "--fake-tokens-per-s", "200", "--drain-s", "0.3")
     with worker_process(tmp_path / "log", *flags) as worker:
-        jobs = submit(client, 1, max_tokens=3000)
+        jobs = submitted(client, 1, max_tokens=3000)
         wait_for(lambda: client.workers() and _generated(client) >= 50)
         worker.send(signal.SIGTERM)
         assert 0 == worker.wait()
@@ -92,7 +83,7 @@ def test_a_second_signal_skips_the_waiting(server_url: str, queue: str, client: 
     """
     flags = (*FAKE, "--redis-url", server_url, "--queue", queue, "--fake-tokens-per-s", "10", "--drain-s", "600")
     with worker_process(tmp_path / "log", *flags) as worker:
-        jobs = submit(client, 2, max_tokens=1000)
+        jobs = submitted(client, 2, max_tokens=1000)
         wait_for(lambda: client.stats().running == 2 and _generated(client) > 0)
         worker.send(signal.SIGTERM)
         wait_for(lambda: worker.has_logged("drain.started"))
@@ -131,7 +122,7 @@ def test_a_killed_workers_jobs_continue_from_their_checkpoint(
     """
     flags = ("--engine", "fake", "--lease-s", "1.5", "--redis-url", server_url, "--queue", queue)
     with worker_process(tmp_path / "log", *flags, "--fake-tokens-per-s", "300") as worker:
-        jobs = submit(client, 1, max_tokens=4000)
+        jobs = submitted(client, 1, max_tokens=4000)
         key = f"{{pagemill:{queue}}}:ck:{jobs[0].id}"
         wait_for(lambda: redis.strlen(key) >= 4 * 400)
         worker.kill()
@@ -149,7 +140,7 @@ def test_a_checkpoint_of_another_model_is_not_used(server_url: str, queue: str, 
     """
     A worker with another fingerprint starts from the prompt.
     """
-    jobs = submit(client, 1, max_tokens=3000)
+    jobs = submitted(client, 1, max_tokens=3000)
     with RunningService(server_url, queue, engine=FakeEngine(tokens_per_s=300), lease_s=0.6, drain_s=0.0) as first:
         key = f"{{pagemill:{queue}}}:ck:{jobs[0].id}"
         wait_for(lambda: redis.strlen(key) > 0)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import structlog
 
+from tests.support.clock import Clock
 from tests.support.services import CHECKOUT
 from worker.logs import MAX_LINES, WINDOW_S, FewLines
 
@@ -43,15 +44,6 @@ def test_tracebacks_show_no_prompt(style: str) -> None:
     assert "the patient is ill" not in done.stderr
     for part in ("job.intake_failed", "job-1", "ValueError", "no such token", "read"):
         assert part in done.stderr
-
-
-class Clock:
-    """A clock that is set by hand."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def test_what_happens_often_is_told_a_few_times() -> None:

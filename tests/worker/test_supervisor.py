@@ -12,6 +12,7 @@ from redis import Redis
 from pagemill.client import Client
 from pagemill.schema import Job
 from producers.local_redis import local_redis
+from tests.support.processes import is_alive
 from tests.support.servers import wait_for
 from tests.support.services import RunningService, WorkerProcess, worker_process
 from worker.fake_engine import FakeEngine
@@ -41,14 +42,6 @@ def submit(client: Client, *prompts: str, max_tokens: int = 8) -> list[str]:
 def deaths(worker: WorkerProcess) -> list[str]:
     """Why its processes died, one after the other."""
     return [event["why"] for event in worker.events() if event["event"] == "supervisor.worker_died"]
-
-
-def alive(pid: int) -> bool:
-    """Whether a process runs; one that has ended and is not yet collected does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 @pytest.mark.parametrize("death", sorted(DEATHS))
@@ -111,7 +104,7 @@ def test_a_worker_that_is_killed_from_outside_gives_its_jobs_back_at_once(
     assert elsewhere_s < 1.0
     assert ("running", 1) == (status.state, status.attempt)
     assert ["ended from outside by SIGKILL"] == deaths(worker)
-    assert not alive(engine)
+    assert not is_alive(engine)
     assert 0 == client.stats().totals.get("suspected", 0)
 
 
@@ -176,7 +169,7 @@ def test_a_worker_does_not_outlive_its_supervisor(at: Flags, client: Client, tmp
         wait_for(lambda: client.status(job_id).state == "running")
         pid = worker.worker_pid
         worker.send(signal.SIGKILL)
-        wait_for(lambda: not alive(pid))
+        wait_for(lambda: not is_alive(pid))
 
     assert ("queued", 0) == (client.status(job_id).state, client.status(job_id).attempt)
 

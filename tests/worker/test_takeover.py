@@ -8,7 +8,6 @@ killed twice:
     pytest -m slow tests/worker/test_takeover.py --timeout 900
 """
 
-import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ from redis import Redis
 from pagemill.client import Client
 from pagemill.schema import Job, Result
 from tests.support.models import real_model
+from tests.support.processes import is_alive
 from tests.support.servers import wait_for
 from tests.support.services import WorkerProcess, worker_process
 from tests.support.tiny_models import save_tiny_writer
@@ -121,7 +121,7 @@ class Stage:
         wait_for(lambda: self.has_ended(jobs) or have_grown(), 200)
         pids = [int(fields["pid"]) for fields in self.client.workers().values()]
         worker.kill()
-        wait_for(lambda: not any(map(is_running, pids)))
+        wait_for(lambda: not any(map(is_alive, pids)))
         if self.has_ended(jobs):
             return False
         seconds, micros = self.redis.time()  # type: ignore[misc]
@@ -151,15 +151,6 @@ class Stage:
 
 def has_loaded(pid: int, library: str) -> bool:
     return library in Path(f"/proc/{pid}/maps").read_text()
-
-
-def is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    # a child that nobody has waited for
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
 
 
 def assert_same_answers(expected: list[Result], actual: list[Result]) -> None:

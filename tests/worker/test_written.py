@@ -1,18 +1,10 @@
 """Results of the last seconds: kept for a while, and no more of them than fit."""
 
 from pagemill.messages import Finished
+from tests.support.clock import Clock
 from tests.support.deliveries import delivery
 from tests.support.servers import result_of
 from worker.written import MAX_RESULTS, Written
-
-
-class Clock:
-    """A clock that is set by hand."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def finished(name: str, payload: bytes = b"{}") -> Finished:
