@@ -26,10 +26,19 @@
 local lease, most = tonumber(ARGV[1]), tonumber(ARGV[2])
 local now = now_ms()
 
+local function info(section)
+  local text = redis.pcall('INFO', section)
+  return type(text) == 'string' and text or ''
+end
+
+-- whether the server was a replica once: its second id is that of the master whose place it took
+local function was_promoted()
+  return string.match(info('replication'), 'master_replid2:0*[1-9a-f]') ~= nil
+end
+
 -- since when this incarnation is seen; 0 where the server does not tell which it is
 local function seen_since()
-  local info = redis.pcall('INFO', 'server')
-  local text = type(info) == 'string' and info or ''
+  local text = info('server')
   local run_id = string.match(text, 'run_id:(%w+)')
   if not run_id then
     return 0
@@ -38,8 +47,9 @@ local function seen_since()
   if seen[1] == run_id then
     return tonumber(seen[2])
   end
-  -- a queue that is new here has no leases from before
-  local uptime = seen[1] and 0 or tonumber(string.match(text, 'uptime_in_seconds:(%d+)') or 0)
+  -- a queue that is new here has no leases from before; a replica may not have heard that it was noted
+  local fresh = not seen[1] and not was_promoted()
+  local uptime = fresh and tonumber(string.match(text, 'uptime_in_seconds:(%d+)') or 0) or 0
   write_although_full()
   redis.call('HSET', key('server'), 'run_id', run_id, 'since', whole(now - 1000 * uptime))
   return now - 1000 * uptime

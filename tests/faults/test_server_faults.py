@@ -199,18 +199,27 @@ def test_failover_to_a_replica_behind_a_name(server: RedisProcess, replica: Redi
             assert_answered_once(new, [*jobs, second], only)
 
 
-def test_failover_to_an_old_replica(server: RedisProcess, replica: RedisProcess, client: Client) -> None:
+@pytest.mark.parametrize("heard_of_sweeps", [True, False])
+def test_failover_to_an_old_replica(
+    server: RedisProcess, replica: RedisProcess, client: Client, heard_of_sweeps: bool
+) -> None:
     """
     A replica that lacks the last moments: what ended then is written again and not run again, and a
     submit that was lost is sent again under its id.
+
+    Also where it lacks all from a worker's first sweep on, which notes whose leases are to be believed.
     """
     replica.follow(server)
     with TcpProxy(server.url) as name, worker(name.url, tokens_per_s=300.0) as only:
         jobs = submitted(client, 6, max_tokens=100)
         wait_until_running(6, only)
         server.client.execute_command("WAIT", 1, 2000)
+        noted = QueueKeys(QUEUE).server
+        wait_for(lambda: replica.client.exists(noted), 20)
         # from here on it hears nothing any more
         replica.lead()
+        if not heard_of_sweeps:
+            replica.client.delete(noted)
         for job in jobs:
             client.result(job.id, wait_s=20)
         lost = Job.build(prompt="lost", options={"max_tokens": 4, "seed": 1})
