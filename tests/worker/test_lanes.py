@@ -178,7 +178,7 @@ def test_a_flood_delays_the_real_engine_by_no_step(server_url: str, queue: str, 
     save_tiny_model("llama", tmp_path)
     engine = CountedEngine(make_engine(tmp_path, cuda=False, mode="swap", num_blocks=120, max_num_seqs=SEATS))
     with RunningService(server_url, queue, engine=engine):
-        flood = submit(client, "bulk", num_jobs=16, max_tokens=60)
+        flood = submit(client, "bulk", num_jobs=32, max_tokens=60)
         wait_for(lambda: engine.stats().num_running == SEATS)
         urgent, answers = [], []
         for _ in range(3):
