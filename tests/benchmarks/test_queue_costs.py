@@ -27,7 +27,7 @@ def test_the_workers_time_is_split_by_thread(url: str) -> None:
 
     assert {"MainThread", "engine", "intake"} <= line["by_thread_us"].keys()
     assert sum(line["by_thread_us"].values()) <= line["cpu_us_per_job"] * 1.05
-    assert {"parse", "intake", "engine", "result", "json", "finish"} == line["pieces_us"].keys()
+    assert {"parse", "intake", "engine", "pack", "unpack", "result", "json", "finish"} == line["pieces_us"].keys()
 
 
 def test_submits_are_compared_with_bare_appends(url: str) -> None:

@@ -214,7 +214,7 @@ def test_failover_to_an_old_replica(
         jobs = submitted(client, 6, max_tokens=100)
         wait_until_running(6, only)
         server.client.execute_command("WAIT", 1, 2000)
-        noted = QueueKeys(QUEUE).server
+        noted = f"{QueueKeys(QUEUE).base}:server"
         wait_for(lambda: replica.client.exists(noted), 20)
         # from here on it hears nothing any more
         replica.lead()
