@@ -289,7 +289,7 @@ class Consumer:
             limit: Most jobs of each kind; what is left waits for the next sweep.
         """
         # short: when the sweeper dies, a peer goes on well within a lease
-        hold_ms = max(1, self.lease_ms // 8)
+        hold_ms = max(1, self.lease_ms // 16)
         if not await self._run(calls.lock(self.keys, self.worker_id, hold_ms=hold_ms)):
             return SweepReport(swept=False)
         reclaimed = await self._reclaim(limit) if self._contact.steady else 0

@@ -44,8 +44,9 @@ log = structlog.get_logger(__name__)
 MAX_UNWRITTEN = 512
 # an idle worker looks around as often
 IDLE_WAIT_S = 1.0
-# of a lease: with the lock of a sweeper that dies, jobs of a dead worker are back within a quarter of a lease
-SWEEP_EVERY = 1 / 16
+# of a lease: what a dead worker held is to run elsewhere within a quarter of a lease after it, and waits for a
+# place there too
+SWEEP_EVERY = 1 / 32
 # beats between two registrations of the names that this worker answers to: a flushed server has forgotten them
 BEATS_PER_REGISTRATION = 30
 

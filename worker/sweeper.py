@@ -24,9 +24,11 @@ async def sweep_forever(
     Payloads of jobs that ended without a worker are deleted from the store, where there is one, and
     webhooks of batches that have ended are delivered.
 
-    A sweep that met its limit is followed by the next at once.
+    A sweep that met its limit is followed by the next at once; a worker that is not the sweeper looks
+    half as often.
     """
     while True:
+        pause_s = every_s
         try:
             report = await consumer.sweep(MAX_JOBS)
             if report.swept and store is not None:
@@ -47,7 +49,9 @@ async def sweep_forever(
                 )
             if num_moved >= MAX_JOBS or report.cancelling:
                 continue
-        await asyncio.sleep(every_s)
+            if not report.swept:
+                pause_s = 2 * every_s
+        await asyncio.sleep(pause_s)
 
 
 async def _delete_orphans(consumer: Consumer, store: ObjectStore) -> None:

@@ -122,7 +122,7 @@ class _Run:
             if time.monotonic() >= next_fault:
                 self._fleet.disturb()
                 next_fault = time.monotonic() + self._draw.uniform(*every_s)
-            self._resumes.look()
+            self._resumes.look(self._fleet.anybody_serves)
             time.sleep(_LOOK_S)
 
     def _submit_more(self) -> None:

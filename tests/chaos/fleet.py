@@ -39,6 +39,10 @@ class Fleet:
         """Whether a kind of fault has not happened yet."""
         return bool(self._due)
 
+    def anybody_serves(self) -> bool:
+        """Whether a worker is up and not paused."""
+        return any(worker.serves for place, worker in enumerate(self.workers) if place not in self._paused)
+
     def disturb(self) -> None:
         """Let a fault happen to one worker that has come up."""
         place = self._draw.randrange(len(self.workers))

@@ -18,7 +18,8 @@ class Report:
         longest_resume_s: From a worker's end at the hands of the driver to the moment when the last of
             its jobs was in another's, or had ended; of killed workers, of those whose supervisor
             outlived them, and of those that were told to stop. Without jobs that were suspects by
-            then, and without workers that the server's restarts got in the way of.
+            then, without workers that the server's restarts got in the way of, and without time in which no
+            worker was up.
         faults: Whatever is wrong, in words.
     """
 

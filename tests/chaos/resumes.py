@@ -1,6 +1,7 @@
 """How long the jobs of a worker that was ended stay in nobody's hands."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from redis import Redis
@@ -22,7 +23,7 @@ class _Gone:
 
 class Resumes:
     """
-    Watches the jobs of workers that were ended.
+    Watches the jobs of workers that were ended. Time in which no worker was there to take them does not count.
 
     Args:
         longest: Written: seconds by kind of end.
@@ -36,6 +37,7 @@ class Resumes:
         self._gone: list[_Gone] = []
         self._lease_s = lease_s
         self._restarted_at: float | None = None
+        self._looked_at = time.monotonic()
 
     def held_by(self, worker_id: str) -> set[str]:
         """The jobs that a worker has claimed and not ended."""
@@ -52,11 +54,15 @@ class Resumes:
         if self._restarted_at is None or now - self._restarted_at > self._lease_s:
             self._gone.append(_Gone(kind, worker_id, now, job_ids))
 
-    def look(self) -> None:
+    def look(self, anybody_serves: Callable[[], bool]) -> None:
         """See which of the jobs are in other hands by now."""
+        now = time.monotonic()
+        passed_s, self._looked_at = now - self._looked_at, now
+        nobody_serves = bool(self._gone) and not anybody_serves()
         for gone in list(self._gone):
-            now = time.monotonic()
-            gone.job_ids = {job_id for job_id in gone.job_ids if self._waits(job_id, gone.worker_id)}
+            if nobody_serves:
+                gone.at += min(passed_s, now - gone.at)
+            gone.job_ids = self._waiting(gone)
             if not gone.job_ids:
                 self._gone.remove(gone)
                 self._longest[gone.kind] = max(self._longest.get(gone.kind, 0.0), round(now - gone.at, 2))
@@ -66,8 +72,16 @@ class Resumes:
         self._gone.clear()
         self._restarted_at = time.monotonic()
 
-    def _waits(self, job_id: str, worker_id: str) -> bool:
-        state, owner = self._redis.hmget(self._keys.job(job_id), "st", "own")
-        if state is None or state.decode() in {*TERMINAL_STATES, "suspect"}:
-            return False
-        return state != b"running" or owner == worker_id.encode()
+    def _waiting(self, gone: _Gone) -> set[str]:
+        job_ids = sorted(gone.job_ids)
+        with self._redis.pipeline(transaction=False) as pipeline:
+            for job_id in job_ids:
+                pipeline.hmget(self._keys.job(job_id), "st", "own")
+            found = pipeline.execute()
+        return {job_id for job_id, fields in zip(job_ids, found, strict=True) if _waits(*fields, gone.worker_id)}
+
+
+def _waits(state: bytes | None, owner: bytes | None, worker_id: str) -> bool:
+    if state is None or state.decode() in {*TERMINAL_STATES, "suspect"}:
+        return False
+    return state != b"running" or owner == worker_id.encode()
