@@ -37,9 +37,9 @@ QUEUE = "chaos"
 MAX_TOKENS = 60
 POISONS = ("segv", "raise", "exit", "hang", "cuda")
 
-# one worker: 16 jobs at a time, half a second each
+# one worker: 8 jobs at a time, a quarter of a second each
 WORKER_FLAGS = (
-    *("--engine", "fake", "--queue", QUEUE, "--max-num-seqs", "16", "--fake-tokens-per-s", "2000"),
+    *("--engine", "fake", "--queue", QUEUE, "--max-num-seqs", "8", "--fake-tokens-per-s", "2000"),
     *("--fake-poison", "--step-timeout-s", "5", "--restart-s", "0.1"),
 )
 _LOOK_S = 0.05
