@@ -1,7 +1,7 @@
 """Who owns which KV block: reference counts, the prefix cache, the host pool and the fences between them."""
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,6 +83,11 @@ class BlockManager:
         return max(0, self.num_usable_blocks - len(self._free) - self.num_fenced_blocks)
 
     @property
+    def fenced_tables(self) -> Iterator[list[int]]:
+        """What sequences have let go that is not back yet, one by one."""
+        return (device_blocks for _, device_blocks, _ in self._fences)
+
+    @property
     def num_free_host_blocks(self) -> int:
         return len(self._free_host)
 
@@ -95,42 +100,50 @@ class BlockManager:
         """Blocks that hold so many tokens."""
         return -(-num_tokens // self.block_size)
 
-    def match_prefix(self, sequence: Sequence) -> int:
+    def match_prefix(self, sequence: Sequence) -> list[int]:
         """
-        Count the leading tokens whose blocks are cached and could be reused now.
+        Find the blocks of leading tokens that are cached and could be reused now: what is `matched` elsewhere.
 
-        The last known token is always left to be computed: its logits are wanted. A swapped
-        sequence reuses no more than it had computed. Changes nothing but `block_hashes`.
+        They can be until somebody is given blocks. The last known token is always left to be
+        computed: its logits are wanted. A swapped sequence reuses no more than it had computed.
+        Changes nothing but `block_hashes`.
         """
-        return len(self._match(sequence)) * self.block_size
+        if not self._reads_cache(sequence):
+            return []
+        count = self._num_shareable(sequence)
+        matched: list[int] = []
+        for block in map(self._cached.get, self._hasher.extend(sequence, count)[:count]):
+            if block is None:
+                break
+            matched.append(block)
+        return matched
 
-    def is_being_computed(self, sequence: Sequence) -> bool:
+    def is_being_computed(self, sequence: Sequence, matched: list[int]) -> bool:
         """
         Whether the first full prompt block that the cache lacks is being filled by a running sequence.
 
         A less urgent one is not waited for: its turn may be long in coming.
         """
-        if not self._computing or not self._reads_cache(sequence):
+        if not self._computing or not self._reads_cache(sequence) or len(matched) >= self._num_shareable(sequence):
             return False
-        num_cached = len(self._match(sequence))
-        if num_cached >= self._num_shareable(sequence):
-            return False
-        other = self._computing.get(sequence.block_hashes[num_cached])
+        other = self._computing.get(sequence.block_hashes[len(matched)])
         return other is not None and other.request.priority <= sequence.request.priority
 
-    def num_blocks_to_start(self, sequence: Sequence) -> int:
+    def num_blocks_to_start(self, sequence: Sequence, matched: list[int]) -> int:
         """Count what `allocate` or `swap_in` would take from the free blocks."""
-        matched = self._match(sequence)
-        idle = sum(1 for block in matched if not self._references[block])
-        return self.num_blocks_for(sequence.num_tokens) - len(matched) + idle
+        return self.num_blocks_for(sequence.num_tokens) - int(np.count_nonzero(self._references[matched]))
 
-    def num_to_free(self, tables: Iterable[list[int]], wanted: int) -> int | None:
+    def num_to_free(self, tables: Iterable[list[int]], wanted: int, *, kept: Collection[int]) -> int | None:
         """
         Count how many of these tables must be let go, from the first on, for so many blocks to have no owner.
 
         None where all of them are not enough. Changes nothing.
+
+        Args:
+            kept: Blocks that are no gain, as they will have another owner then; each once.
         """
         references = self._references.copy()
+        references[list(kept)] += 1
         for count, table in enumerate(tables, 1):
             references[table] -= 1
             # those that others have too come with the last of them
@@ -139,13 +152,14 @@ class BlockManager:
                 return count
         return None
 
-    def allocate(self, sequence: Sequence) -> int:
+    def allocate(self, sequence: Sequence, matched: list[int]) -> int:
         """
         Give a waiting sequence blocks for all its tokens and return how many tokens are cached already.
 
         Needs `num_blocks_to_start` free blocks. Sets num_computed to the cached tokens.
         """
-        num_cached = self._start(sequence) * self.block_size
+        self._start(sequence, matched)
+        num_cached = len(matched) * self.block_size
         sequence.num_computed = num_cached
         self.query_tokens += sequence.num_tokens
         self.hit_tokens += num_cached
@@ -231,18 +245,18 @@ class BlockManager:
         sequence.host_blocks = host_blocks
         return copies
 
-    def swap_in(self, sequence: Sequence) -> list[BlockCopy]:
+    def swap_in(self, sequence: Sequence, matched: list[int]) -> list[BlockCopy]:
         """
         Give a swapped sequence device blocks for all its tokens and return the copies that fill them.
 
         Needs `num_blocks_to_start` free blocks. Blocks that are still cached are not copied. The
         host blocks come back when the next step has completed.
         """
-        num_cached = self._start(sequence)
+        self._start(sequence, matched)
         host_blocks = sequence.host_blocks
         copies = [
             BlockCopy(device_block=sequence.block_table[index], host_block=host_blocks[index])
-            for index in range(num_cached, len(host_blocks))
+            for index in range(len(matched), len(host_blocks))
         ]
         self._fence(self._launched + 1, [], host_blocks)
         sequence.host_blocks = []
@@ -300,20 +314,7 @@ class BlockManager:
             return sequence.num_computed // self.block_size
         return (sequence.num_known - 1) // self.block_size
 
-    def _match(self, sequence: Sequence) -> list[int]:
-        if not self._reads_cache(sequence):
-            return []
-        count = self._num_shareable(sequence)
-        matched: list[int] = []
-        for name in self._hasher.extend(sequence, count)[:count]:
-            block = self._cached.get(name)
-            if block is None:
-                break
-            matched.append(block)
-        return matched
-
-    def _start(self, sequence: Sequence) -> int:
-        matched = self._match(sequence)
+    def _start(self, sequence: Sequence, matched: list[int]) -> None:
         for block in matched:
             if not self._references[block]:
                 self._free.remove(block)
@@ -326,7 +327,6 @@ class BlockManager:
         if self._reads_cache(sequence):
             for name in sequence.block_hashes[len(matched) : self._num_shareable(sequence)]:
                 self._computing.setdefault(name, sequence)
-        return len(matched)
 
     def _take(self, sequence: Sequence, count: int, *, after: int) -> list[int]:
         room = min(MAX_ROOM, (sequence.request.params.max_tokens - sequence.num_output) // self.block_size)

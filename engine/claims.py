@@ -1,6 +1,7 @@
 """Blocks that sequences have and will need, by priority: for admission, and for those who bring more work."""
 
-from itertools import islice
+from collections.abc import Iterator
+from itertools import chain, islice
 from math import inf
 
 from engine.block_manager import BlockManager
@@ -34,17 +35,16 @@ class Claims:
         self._queued = 0
         self._waiting: tuple[tuple[int, int], ...] = ()
 
-    def levels(self, *, with_partials: bool) -> tuple[float, ...]:
+    def levels(self, partial: float) -> tuple[float, ...]:
         """
         Priorities up to which is planned, one after the other: a single one for all, unless a prompt is more urgent
         than something that runs.
 
         Args:
-            with_partials: Prompts may be among those that run.
+            partial: The most urgent priority of those that run and are prompts; infinite where none is.
         """
         running, queue = self._running.entries, self._queue
-        prompts = [entries[0].priority for entries in (queue, running if with_partials else ()) if entries]
-        level: float = min(prompts, default=inf)
+        level = min(queue[0].priority, partial) if queue else partial
         levels = []
         while running and level < running[-1].priority:
             levels.append(level)
@@ -67,27 +67,27 @@ class Claims:
         slots = running.slots[:place]
         return int((claims[slots] - running.room[slots]).sum()) // size
 
-    def demand(self, entry: Entry, promised: int) -> int:
+    def demand(self, entry: Entry, matched: list[int], promised: int) -> int:
         """
         Free blocks that it takes to start a queued sequence: its own, those that it will grow into, and `promised`.
 
         Where all that run can be preempted, and no more can be had, its own alone.
 
         Args:
-            promised: To those who run and are not less urgent.
+            matched: Cached blocks that it would begin with.
+            promised: To those who run, or start before it, and are not less urgent.
         """
-        blocks = self._blocks
-        wanted = blocks.num_blocks_to_start(entry.sequence)
-        demand = wanted + self.growth(entry) + promised
-        if demand <= blocks.num_free_blocks or self._running.entries.place_behind(entry.priority):
-            return demand
-        return demand if demand <= blocks.num_free_blocks + blocks.num_used_blocks else wanted
+        blocks, sequence = self._blocks, entry.sequence
+        own, more = blocks.num_blocks_to_start(sequence, matched), self.growth(entry) + promised
+        if promised or self._running.entries.place_behind(entry.priority):
+            return own + more
+        # what it shares with those that run is not its own as yet, and will not be free when they have gone
+        obtainable = blocks.num_free_blocks + blocks.num_used_blocks
+        return own + more if blocks.num_blocks_for(sequence.num_tokens) + more <= obtainable else own
 
-    def num_victims(self, entry: Entry, lacking: int) -> int | None:
+    def num_victims(self, entry: Entry, matched: list[int], lacking: int) -> int | None:
         """How many less urgent sequences, the last first, must go for so many blocks; None where all are too few."""
-        kept = self._running.entries.place_behind(entry.priority)
-        victims = reversed(self._running.entries[kept:])
-        return self._blocks.num_to_free((victim.sequence.block_table for victim in victims), lacking)
+        return self._blocks.num_to_free(self._tables_behind(entry.priority), lacking, kept=matched)
 
     def wait_for_steps(self, completed: int, budget: int) -> bool:
         """
@@ -99,21 +99,23 @@ class Claims:
             budget: Tokens of a step.
         """
         queue, running, blocks = self._queue, self._running.entries, self._blocks
-        num_blocks = 0
+        num_blocks, kept = 0, set[int]()
         for entry in islice(queue, MAX_PASSED_OVER + 1):
             sequence, priority = entry.sequence, entry.priority
             if not running or priority >= running[-1].priority or entry.gate > completed:
                 break
-            if blocks.is_being_computed(sequence):
-                continue
             if budget <= self._running.num_missing(running.place_behind(priority)):
                 break
-            lacking = self.demand(entry, self.promised(priority) + num_blocks) - blocks.num_free_blocks
+            matched = blocks.match_prefix(sequence)
+            if blocks.is_being_computed(sequence, matched):
+                continue
+            kept.update(matched)
+            lacking = self.demand(entry, matched, self.promised(priority) + num_blocks) - blocks.num_free_blocks
             if lacking > 0:
-                lacking -= blocks.num_fenced_blocks
-                return lacking <= 0 or self.num_victims(entry, lacking) is not None
-            budget -= sequence.num_tokens - blocks.match_prefix(sequence)
-            num_blocks += blocks.num_blocks_to_start(sequence) + self.growth(entry)
+                tables = chain(blocks.fenced_tables, self._tables_behind(priority))
+                return blocks.num_to_free(tables, lacking, kept=kept) is not None
+            budget -= sequence.num_tokens - len(matched) * blocks.block_size
+            num_blocks += blocks.num_blocks_to_start(sequence, matched) + self.growth(entry)
         return False
 
     def capacity(self, *, max_num_seqs: int, max_model_len: int) -> Capacity:
@@ -140,6 +142,11 @@ class Claims:
             max_model_len=max_model_len,
             freeable=tuple(freeable),
         )
+
+    def _tables_behind(self, priority: int) -> Iterator[list[int]]:
+        # of those that run and are less urgent, the last first
+        entries = self._running.entries
+        return (entry.sequence.block_table for entry in reversed(entries[entries.place_behind(priority) :]))
 
     def _count(self) -> None:
         # how many run behind each priority; how many wait, and the blocks that they will need

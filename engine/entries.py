@@ -138,8 +138,10 @@ class Pass:
         chunks: Those that are not among `decodes`.
         num_stalled: Running sequences that wait for a block.
         num_partials: Prompts that will be in the middle of their prefill after this step.
+        partial: The most urgent priority among those; infinite where there is none.
         crowded: Whether a running sequence was preempted because another one grew.
-        closed: The most urgent priority of those that were preempted; of it, and behind it, nobody is admitted.
+        closed: The most urgent priority of those that were preempted, or had their turn and could not start;
+            of it, and behind it, nobody is admitted.
     """
 
     budget: int
@@ -148,6 +150,7 @@ class Pass:
     swap_in: list[BlockCopy] = field(default_factory=list)
     num_stalled: int = 0
     num_partials: int = 0
+    partial: float = inf
     crowded: bool = False
     closed: float = inf
 
@@ -161,7 +164,9 @@ class Pass:
         wanted = sequence.num_tokens - sequence.num_computed
         length = min(wanted, self.budget)
         samples = length == wanted
-        self.num_partials += not samples
+        if not samples:
+            self.num_partials += 1
+            self.partial = min(self.partial, sequence.request.priority)
         if not length:
             return
         self.chunks.append(Chunk(sequence, sequence.num_computed, length, samples, join))

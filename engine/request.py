@@ -240,7 +240,7 @@ class Step:
 
     The runner performs swap_out, then swap_in, then the forward over `chunks`, in order. The
     first `num_decodes` of them are the decodes, which are kept in columns: a runner of many
-    sequences reads `decode_slots` and `decode_starts`, and of the chunks `prefill_chunks` alone.
+    sequences reads `decodes`, and of the chunks `prefill_chunks` alone.
 
     Args:
         chunks: All of them, or those after `decodes` where these are given.
@@ -287,16 +287,6 @@ class Step:
         """The sequences of `sampling`; not to be changed."""
         others = [chunk.sequence for chunk in self.prefill_chunks if chunk.samples]
         return self.decodes.sequences + others if others else self.decodes.sequences
-
-    @property
-    def decode_slots(self) -> NDArray[np.int32]:
-        """[num_decodes] int32, in the order of `chunks`."""
-        return self.decodes.slots.astype(np.int32)
-
-    @property
-    def decode_starts(self) -> NDArray[np.int32]:
-        """[num_decodes] int32: the position of each decode's one token."""
-        return self.decodes.starts
 
     @property
     def num_decodes(self) -> int:

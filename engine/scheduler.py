@@ -67,8 +67,8 @@ class Scheduler:
         self._running = Running(max_num_seqs, blocks.block_size)
         self._claims = Claims(blocks, self._running, self._queue, self.headroom)
         self._num_swapped = 0
-        # prompts that the newest step left in pieces
-        self._num_partials = 0
+        # the most urgent priority among prompts that the newest step left in pieces
+        self._partial = inf
 
         self._launched = 0
         self._completed = 0
@@ -141,14 +141,13 @@ class Scheduler:
         if queue and in_flight and claims.wait_for_steps(self._completed, self.max_num_batched_tokens):
             return None
         plan = Pass(budget=self.max_num_batched_tokens)
-        levels = claims.levels(with_partials=self._num_partials > 0) if queue or self._num_partials else (inf,)
         start = 0
-        for priority in levels:
+        for priority in claims.levels(self._partial):
             self._decode(plan, slice(start, entries.place_behind(priority)))
             # no block is free while a running sequence stalls for one, so this admits nobody of its priority then
             self._admit(plan, priority)
             start = entries.place_behind(priority)
-        self._num_partials = plan.num_partials
+        self._partial = plan.partial
         if plan.crowded:
             self.headroom.preempted()
         else:
@@ -392,52 +391,53 @@ class Scheduler:
                 break
             if not running.has_free_slot and running.entries[-1].priority <= entry.priority:
                 break
-            if blocks.is_being_computed(entry.sequence):
+            matched = blocks.match_prefix(entry.sequence)
+            if blocks.is_being_computed(entry.sequence, matched):
                 index += 1
                 continue
             alone = not running and not blocks.num_fenced_blocks
-            if alone and blocks.num_blocks_to_start(entry.sequence) > blocks.num_free_blocks:
+            if alone and blocks.num_blocks_to_start(entry.sequence, matched) > blocks.num_free_blocks:
                 self._overgrow(entry.sequence)
                 continue
             if entry.priority != counted:
                 counted, promised = entry.priority, self._claims.promised(entry.priority)
-            if not self._may_split(plan, entry.sequence) or not self._make_way(plan, entry, promised):
+            if not self._may_split(plan, entry.sequence, matched) or not self._make_way(plan, entry, matched, promised):
                 break
             promised += self._claims.growth(entry)
             queue.take(index)
-            self._start(plan, entry)
+            self._start(plan, entry, matched)
+        # whoever stays behind now cannot start at a later level of this pass either
+        if queue and queue[0].priority <= priority:
+            plan.closed = min(plan.closed, queue[0].priority)
 
-    def _make_way(self, plan: Pass, entry: Entry, promised: int) -> bool:
+    def _make_way(self, plan: Pass, entry: Entry, matched: list[int], promised: int) -> bool:
         # true when a slot and blocks are free for a queued sequence, at the cost of less urgent ones where that helps
         running = self._running
-        while True:
-            lacking = self._claims.demand(entry, promised) - self.blocks.num_free_blocks
-            if lacking <= 0 and running.has_free_slot:
-                return True
-            # behind a step in flight their blocks would not be free in time
-            if lacking > 0 and self._launched > self._completed:
-                return False
-            count = self._claims.num_victims(entry, lacking)
-            if count is None:
-                return False
-            for _ in range(count):
-                self._preempt(plan, running.entries[-1])
+        lacking = self._claims.demand(entry, matched, promised) - self.blocks.num_free_blocks
+        if lacking <= 0 and running.has_free_slot:
+            return True
+        # behind a step in flight their blocks would not be free in time
+        if lacking > 0 and self._launched > self._completed:
+            return False
+        count = self._claims.num_victims(entry, matched, lacking)
+        for _ in range(count or 0):
+            self._preempt(plan, running.entries[-1])
+        return count is not None
 
-    def _may_split(self, plan: Pass, sequence: Sequence) -> bool:
+    def _may_split(self, plan: Pass, sequence: Sequence, matched: list[int]) -> bool:
         # whether what it computes fits in this step, or one more prompt may be in pieces
         if plan.num_partials < MAX_PARTIAL_PREFILLS:
             return True
-        swapped = sequence.status is Status.SWAPPED
-        start = sequence.num_computed if swapped else self.blocks.match_prefix(sequence)
+        start = sequence.num_computed if sequence.status is Status.SWAPPED else len(matched) * self.blocks.block_size
         return sequence.num_tokens - start <= plan.budget
 
-    def _start(self, plan: Pass, entry: Entry) -> None:
+    def _start(self, plan: Pass, entry: Entry, matched: list[int]) -> None:
         sequence = entry.sequence
         if sequence.status is Status.SWAPPED:
-            plan.swap_in += self.blocks.swap_in(sequence)
+            plan.swap_in += self.blocks.swap_in(sequence, matched)
             self._num_swapped -= 1
         else:
-            num_cached = self.blocks.allocate(sequence)
+            num_cached = self.blocks.allocate(sequence, matched)
             if entry.gate < 0:
                 sequence.num_cached = min(num_cached, sequence.num_prompt_tokens)
         sequence.status = Status.RUNNING

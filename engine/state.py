@@ -129,12 +129,6 @@ class SamplingState:
             self._output_counts = torch.zeros(self.max_num_seqs, self.vocab_size, dtype=torch.int32, device=self.device)
         return self._output_counts
 
-    @property
-    def num_count_bytes(self) -> int:
-        """Memory that penalties hold now: none before the first request that has one."""
-        made = (counts for counts in (self._in_prompt, self._output_counts) if counts is not None)
-        return sum(counts.nbytes for counts in made)
-
     def _count(self, slot: int, prompt: TokenIds, output: Sequence[int]) -> None:
         # from the split as it is: what was generated never becomes part of the prompt
         in_prompt, counts = self.in_prompt[slot], self.output_counts[slot]

@@ -27,12 +27,21 @@ def sequence_of(
 
 def started(blocks: BlockManager, sequence: Sequence, *, computed: bool = True) -> Sequence:
     """Admit a sequence as the scheduler does; `computed` also completes its prompt."""
-    blocks.allocate(sequence)
+    blocks.allocate(sequence, blocks.match_prefix(sequence))
     sequence.status = Status.RUNNING
     if computed:
         sequence.num_computed = sequence.num_tokens
         blocks.commit(sequence, sequence.num_tokens)
     return sequence
+
+
+def num_cached(blocks: BlockManager, sequence: Sequence) -> int:
+    """How many leading tokens the cache has."""
+    return blocks.block_size * len(blocks.match_prefix(sequence))
+
+
+def is_being_computed(blocks: BlockManager, sequence: Sequence) -> bool:
+    return blocks.is_being_computed(sequence, blocks.match_prefix(sequence))
 
 
 def preempted(blocks: BlockManager, sequence: Sequence) -> list[BlockCopy]:
@@ -60,10 +69,11 @@ def test_equal_prompts_share_all_full_blocks_but_the_last_token() -> None:
     second = sequence_of(12)
     third = sequence_of(13)
 
-    assert 8 == blocks.match_prefix(second)
-    assert 12 == blocks.match_prefix(third)
-    assert 1 == blocks.num_blocks_to_start(third)
-    assert 12 == blocks.allocate(third)
+    assert 8 == num_cached(blocks, second)
+    assert 12 == num_cached(blocks, third)
+    matched = blocks.match_prefix(third)
+    assert 1 == blocks.num_blocks_to_start(third, matched)
+    assert 12 == blocks.allocate(third, matched)
     assert first.block_table == third.block_table[:3]
     assert (25, 12) == (blocks.query_tokens, blocks.hit_tokens)
     blocks.check([first, third])
@@ -79,7 +89,7 @@ def test_others_find_nothing(other: Sequence) -> None:
     blocks = BlockManager(num_blocks=20, block_size=4)
     started(blocks, sequence_of(13))
 
-    assert 0 == blocks.match_prefix(other)
+    assert 0 == num_cached(blocks, other)
 
 
 def test_without_prefix_caching_nothing_is_shared() -> None:
@@ -87,8 +97,8 @@ def test_without_prefix_caching_nothing_is_shared() -> None:
     blocks = BlockManager(num_blocks=20, block_size=4, prefix_caching=False)
     started(blocks, sequence_of(12))
 
-    assert 0 == blocks.match_prefix(sequence_of(12))
-    assert not blocks.is_being_computed(sequence_of(12))
+    assert 0 == num_cached(blocks, sequence_of(12))
+    assert not is_being_computed(blocks, sequence_of(12))
 
 
 def test_blocks_are_shared_only_once_they_are_computed() -> None:
@@ -97,15 +107,15 @@ def test_blocks_are_shared_only_once_they_are_computed() -> None:
     first = started(blocks, sequence_of(12), computed=False)
     second = sequence_of(12)
 
-    assert 0 == blocks.match_prefix(second)
-    assert blocks.is_being_computed(second)
-    assert not blocks.is_being_computed(sequence_of(4))
-    assert not blocks.is_being_computed(sequence_of(12, prompt_logprobs=0))
+    assert 0 == num_cached(blocks, second)
+    assert is_being_computed(blocks, second)
+    assert not is_being_computed(blocks, sequence_of(4))
+    assert not is_being_computed(blocks, sequence_of(12, prompt_logprobs=0))
     blocks.commit(first, 7)
-    assert 4 == blocks.match_prefix(second)
-    assert blocks.is_being_computed(second)
+    assert 4 == num_cached(blocks, second)
+    assert is_being_computed(blocks, second)
     blocks.free(first)
-    assert not blocks.is_being_computed(second)
+    assert not is_being_computed(blocks, second)
 
 
 def test_freed_blocks_stay_cached_until_they_are_needed() -> None:
@@ -117,8 +127,8 @@ def test_freed_blocks_stay_cached_until_they_are_needed() -> None:
 
     started(blocks, sequence_of(4, first=200))
 
-    assert blocks.match_prefix(sequence_of(13)) < 12
-    assert 12 == blocks.match_prefix(sequence_of(13, first=100))
+    assert num_cached(blocks, sequence_of(13)) < 12
+    assert 12 == num_cached(blocks, sequence_of(13, first=100))
 
 
 def test_the_end_of_a_prefix_goes_before_its_beginning() -> None:
@@ -131,7 +141,7 @@ def test_the_end_of_a_prefix_goes_before_its_beginning() -> None:
     for count in (1, 2, 3):
         intruder = started(blocks, sequence_of(4 * count, first=100 * count))
         blocks.free(intruder)
-        left.append(blocks.match_prefix(sequence_of(16)))
+        left.append(num_cached(blocks, sequence_of(16)))
 
     assert left == sorted(left, reverse=True)
     assert 12 == left[0]
@@ -146,9 +156,9 @@ def test_an_answer_is_shared_when_its_sequence_lets_go() -> None:
     sequence.extend(range(6, 12))
     again = sequence_of(13)
 
-    assert 4 == blocks.match_prefix(again)
+    assert 4 == num_cached(blocks, again)
     blocks.free(sequence)
-    assert 8 == blocks.match_prefix(again)
+    assert 8 == num_cached(blocks, again)
     blocks.check([])
 
 
@@ -164,7 +174,7 @@ def test_what_was_not_computed_or_is_distrusted_is_never_shared() -> None:
     for sequence in (early, wrong):
         blocks.free(sequence)
 
-    assert (0, 0) == (blocks.match_prefix(sequence_of(13)), blocks.match_prefix(sequence_of(13, first=100)))
+    assert (0, 0) == (num_cached(blocks, sequence_of(13)), num_cached(blocks, sequence_of(13, first=100)))
     blocks.check([])
 
 
@@ -175,10 +185,19 @@ def test_a_hit_takes_its_block_from_the_free_ones() -> None:
 
     again = sequence_of(13)
 
-    assert 4 == blocks.num_blocks_to_start(again)
+    assert 4 == blocks.num_blocks_to_start(again, blocks.match_prefix(again))
     started(blocks, again)
     assert 2 == blocks.num_free_blocks
     blocks.check([again])
+
+
+def test_what_is_shared_or_kept_is_won_late_or_never() -> None:
+    """A block comes free with the last of its owners; one that is kept for another will have an owner still."""
+    blocks = BlockManager(num_blocks=20, block_size=4)
+    first, second, third = (started(blocks, sequence_of(length)) for length in (13, 13, 20))
+    tables = [sequence.block_table for sequence in (first, second, third)]
+    assert [1, 2, 3, 3, None] == [blocks.num_to_free(tables, wanted, kept=()) for wanted in (1, 2, 3, 7, 8)]
+    assert [1, 2, 3, None] == [blocks.num_to_free(tables, wanted, kept=tables[0][:3]) for wanted in (1, 2, 4, 5)]
 
 
 def test_freed_blocks_come_back_when_the_newest_step_has_completed() -> None:
@@ -221,7 +240,7 @@ def test_distrusted_blocks_are_not_shared() -> None:
 
     blocks.discard(sequence)
 
-    assert 0 == blocks.match_prefix(sequence_of(13))
+    assert 0 == num_cached(blocks, sequence_of(13))
     blocks.check([sequence])
 
 
@@ -239,13 +258,13 @@ def test_swap_copies_what_was_computed_and_what_the_cache_lost() -> None:
     assert table == [copy.device_block for copy in out]
     host = list(sequence.host_blocks)
     assert (1, 4) == (blocks.num_free_host_blocks, len(host))
-    num_cached = blocks.match_prefix(sequence) // 4
-    assert num_cached < 3
-    into = blocks.swap_in(sequence)
-    assert list(zip(sequence.block_table, host, strict=True))[num_cached:] == [
+    matched = blocks.match_prefix(sequence)
+    assert len(matched) < 3
+    into = blocks.swap_in(sequence, matched)
+    assert list(zip(sequence.block_table, host, strict=True))[len(matched) :] == [
         (copy.device_block, copy.host_block) for copy in into
     ]
-    assert table[:num_cached] == sequence.block_table[:num_cached]
+    assert table[: len(matched)] == sequence.block_table[: len(matched)]
 
 
 def test_host_blocks_come_back_when_the_copies_are_done() -> None:
@@ -255,7 +274,7 @@ def test_host_blocks_come_back_when_the_copies_are_done() -> None:
     blocks.launched(1)
     preempted(blocks, sequence)
     blocks.completed(1)
-    blocks.swap_in(sequence)
+    blocks.swap_in(sequence, blocks.match_prefix(sequence))
 
     blocks.check([sequence])
     assert 0 == blocks.num_free_host_blocks
@@ -272,7 +291,7 @@ def test_a_swapped_sequence_reads_the_cache_even_with_prompt_logprobs() -> None:
 
     preempted(blocks, sequence)
 
-    assert [] == blocks.swap_in(sequence)
+    assert [] == blocks.swap_in(sequence, blocks.match_prefix(sequence))
 
 
 def test_check_says_both_numbers() -> None:

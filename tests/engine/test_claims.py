@@ -1,11 +1,26 @@
 """What an engine says it could take, by priority."""
 
+from math import inf
+
+import numpy as np
 import pytest
 
-from engine.request import Freeable
+from engine.block_manager import BlockManager
+from engine.claims import Claims
+from engine.entries import Entry, Queue
+from engine.policy import Headroom
+from engine.request import Freeable, Request, Sequence
+from engine.running import Running
+from engine.sampling_params import SamplingParams
 from tests.support.planning import add, make_scheduler, make_turns
 
 INTERACTIVE, STANDARD, BULK = range(3)
+
+
+def entry_of(priority: int, arrival: int) -> Entry:
+    sequence = Sequence(Request("r", np.arange(6, dtype=np.int32), SamplingParams(), priority=priority), 0)
+    sequence.block_table = [2 * arrival + 1, 2 * arrival + 2]
+    return Entry(sequence, (priority, arrival), limit=20)
 
 
 def test_what_runs_and_waits_behind_a_priority_can_be_had() -> None:
@@ -24,6 +39,33 @@ def test_what_runs_and_waits_behind_a_priority_can_be_had() -> None:
     # each of those that run has 17 tokens in 4 blocks, and will need 5 more; who waits 8
     assert (0, 4 * (100 - 4 * 9 - 8)) == (capacity.free_seqs, capacity.free_tokens)
     assert (Freeable(3, 4 * (3 * 9 + 8), 1), Freeable(2, 4 * (2 * 9 + 8), 1), Freeable()) == capacity.freeable
+
+
+@pytest.mark.parametrize(
+    ("running", "waiting", "partial", "levels"),
+    [
+        ((INTERACTIVE, BULK), (), inf, (inf,)),
+        ((INTERACTIVE, BULK), (), BULK, (inf,)),
+        ((INTERACTIVE, STANDARD, BULK), (), STANDARD, (STANDARD, inf)),
+        ((STANDARD, BULK), (INTERACTIVE,), BULK, (INTERACTIVE, STANDARD, inf)),
+        ((STANDARD, BULK), (BULK,), STANDARD, (STANDARD, inf)),
+        ((STANDARD, STANDARD), (STANDARD,), STANDARD, (inf,)),
+        ((), (INTERACTIVE, BULK), inf, (inf,)),
+    ],
+)
+def test_all_is_planned_at_once_unless_a_prompt_is_more_urgent_than_others_that_run(
+    running: tuple[int, ...], waiting: tuple[int, ...], partial: float, levels: tuple[float, ...]
+) -> None:
+    """
+    Decodes of any priority go before a prompt in pieces that is no more urgent than they.
+    """
+    seats, queue = Running(4, block_size=4), Queue()
+    claims = Claims(BlockManager(num_blocks=20, block_size=4), seats, queue, Headroom())
+    for put, priorities in ((seats.join, running), (queue.insert_sorted, waiting)):
+        for arrival, priority in enumerate(priorities):
+            put(entry_of(priority, arrival))
+
+    assert levels == claims.levels(partial)
 
 
 def test_what_was_promised_twice_is_no_gain() -> None:

@@ -284,7 +284,7 @@ def test_logits_that_are_not_finite_end_one_sequence() -> None:
     assert (FinishReason.ERROR, 2) == (bad.finish_reason, len(bad.output))
     assert (FinishReason.LENGTH, 8) == (good.finish_reason, len(good.output))
     again = Sequence(bad.request, 0)
-    assert 0 == scheduler.blocks.match_prefix(again)
+    assert [] == scheduler.blocks.match_prefix(again)
 
 
 def test_slots_are_given_up_before_they_are_taken() -> None:

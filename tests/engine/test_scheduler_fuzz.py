@@ -1,6 +1,7 @@
 """The scheduler under random work: nothing leaks, nothing is lost, and every answer is the undisturbed one."""
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,12 +20,27 @@ from tests.support.fake_runner import FakeRunner, Turns, answer_token
 EOS_EVERY = 101
 
 
+class WatchedHeadroom(Headroom):
+    """Also says whether the newest step preempted because someone grew."""
+
+    crowded = False
+
+    def preempted(self) -> None:
+        super().preempted()
+        self.crowded = True
+
+    def quiet(self) -> None:
+        super().quiet()
+        self.crowded = False
+
+
 @dataclass
 class World:
     """One random set-up and all sequences that were given to it."""
 
     rng: random.Random
     blocks: BlockManager
+    headroom: WatchedHeadroom
     scheduler: Scheduler
     turns: Turns
     alive: dict[str, list[Sequence]]
@@ -67,18 +83,19 @@ def worlds(draw: st.DrawFn) -> World:
         prefix_caching=draw(st.sampled_from([True, True, True, False])),
         hash_function=draw(st.sampled_from([xxh3_128, blake2b_128])),
     )
+    # without headroom sequences evict each other all the time
+    headroom = WatchedHeadroom(least=draw(st.sampled_from([0, 4, 16])))
     scheduler = Scheduler(
         blocks,
         max_num_seqs=draw(st.sampled_from([1, 3, 8, 16])),
         max_num_batched_tokens=draw(st.sampled_from([1, 5, 16, 64])),
         max_model_len=draw(st.sampled_from([fits, fits // 2, fits + block_size])),
         preemption=PreemptionPolicy(draw(st.sampled_from(["auto", "swap", "recompute"])), bytes_per_token=100),
-        # without headroom sequences evict each other all the time
-        headroom=Headroom(least=draw(st.sampled_from([0, 4, 16]))),
+        headroom=headroom,
     )
     runner = FakeRunner(num_blocks=num_blocks, block_size=block_size, num_host_blocks=num_host_blocks)
     turns = Turns(scheduler, runner, depth=draw(st.sampled_from([2, 3, 1])), ends=ends)
-    return World(random.Random(draw(st.integers(0, 2**32))), blocks, scheduler, turns, {}, [])
+    return World(random.Random(draw(st.integers(0, 2**32))), blocks, headroom, scheduler, turns, {}, [])
 
 
 def add_request(world: World, number: int) -> None:
@@ -107,8 +124,23 @@ def add_request(world: World, number: int) -> None:
         priority=rng.choice([0, 1, 2, 2, 2, -1, 5]),
         resumed=resumed,
     )
-    world.alive[request_id] = [Sequence(request, index) for index in range(params.n)]
-    for sequence in world.alive[request_id]:
+    submit(world, request)
+
+
+def add_alike(world: World, number: int) -> None:
+    """A long prompt that may begin as a less urgent one that runs, whose blocks are then both a gain and its own."""
+    rng, longest = world.rng, world.scheduler.max_model_len
+    prompt = np.arange(rng.randint(1, longest // 2), dtype=np.int32) + 1000 * number
+    priority = rng.choice([0, 1, 2, 2])
+    behind = [sequence for sequence in world.scheduler.running if sequence.request.priority > priority]
+    if behind:
+        prompt = np.concatenate([rng.choice(behind).request.prompt, prompt])[: longest - 1]
+    submit(world, Request(f"r{number}", prompt, SamplingParams(max_tokens=rng.randint(1, 30)), priority=priority))
+
+
+def submit(world: World, request: Request) -> None:
+    sequences = world.alive[request.request_id] = [Sequence(request, index) for index in range(request.params.n)]
+    for sequence in sequences:
         world.scheduler.add(sequence)
         world.everyone.append(sequence)
 
@@ -168,7 +200,11 @@ def check_capacity(world: World) -> None:
 
 
 def take_turn(world: World) -> None:
-    """A turn in which the least urgent gave way first, and nobody came in who is no more urgent than they."""
+    """
+    A turn in which the least urgent gave way first, and nobody came in who is no more urgent than they.
+
+    Where they did not give way to one that grew, they did to one that came in.
+    """
     scheduler = world.scheduler
     before = scheduler.running
     joined: list[Sequence] = []
@@ -181,14 +217,17 @@ def take_turn(world: World) -> None:
     if victims:
         assert all(order(s, world) < min(victims) for s in scheduler.running)
         assert all(s.request.priority < min(victims)[0] for s in joined)
+        assert joined or world.headroom.crowded
 
 
-def play(world: World, num_requests: int) -> None:
+def play(
+    world: World, num_requests: int, *, add: Callable[[World, int], None] = add_request, rate: float = 0.6
+) -> None:
     rng, turns = world.rng, world.turns
     number = 0
     for _ in range(100_000):
-        while number < num_requests and rng.random() < 0.6:
-            add_request(world, number)
+        while number < num_requests and rng.random() < rate:
+            add(world, number)
             number += 1
         if world.everyone and rng.random() < 0.03:
             unfinished = [sequence for sequence in world.everyone if not sequence.finished]
@@ -226,14 +265,28 @@ def test_random_work_ends_as_if_it_had_run_alone(world: World, num_requests: int
     check_end(world)
 
 
+@settings(max_examples=300, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(world=worlds(), num_requests=st.integers(3, 12), rate=st.sampled_from([0.1, 0.4]))
+def test_who_gives_way_to_their_like_does_so_for_somebody(world: World, num_requests: int, rate: float) -> None:
+    """
+    Where urgent prompts begin as less urgent ones do, those go only if what they alone hold is enough.
+    """
+    play(world, num_requests, add=add_alike, rate=rate)
+
+    check_end(world)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+@pytest.mark.parametrize(("add", "rate"), [(add_request, 0.6), (add_alike, 0.2)])
 @settings(max_examples=3000, deadline=None, suppress_health_check=list(HealthCheck))
 @given(world=worlds(), num_requests=st.integers(6, 40))
-def test_much_random_work_ends_as_if_it_had_run_alone(world: World, num_requests: int) -> None:
+def test_much_random_work_ends_as_if_it_had_run_alone(
+    world: World, num_requests: int, add: Callable[[World, int], None], rate: float
+) -> None:
     """
     The same for many more worlds, new ones in every run.
     """
-    play(world, num_requests)
+    play(world, num_requests, add=add, rate=rate)
 
     check_end(world)

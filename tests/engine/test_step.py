@@ -26,8 +26,8 @@ def test_the_leading_decodes_are_columns() -> None:
 
     assert (first, second, prompt, late) == step.chunks
     assert (prompt, late) == step.prefill_chunks
-    assert ([3, 0], np.int32) == (step.decode_slots.tolist(), step.decode_slots.dtype)
-    assert ([5, 12], np.int32) == (step.decode_starts.tolist(), step.decode_starts.dtype)
+    assert ([3, 0], [5, 12]) == (step.decodes.slots.tolist(), step.decodes.starts.tolist())
+    assert (np.int64, np.int32) == (step.decodes.slots.dtype, step.decodes.starts.dtype)
     assert (2, 4, 19) == (step.num_decodes, step.num_sampling, step.num_tokens)
     check_columns(step)
 
@@ -62,7 +62,7 @@ def test_planned_steps_have_the_columns_of_their_chunks() -> None:
     for step in steps:
         again = Step(step.step_id, step.chunks)
         assert step.decodes.sequences == again.decodes.sequences
-        assert step.decode_starts.tolist() == again.decode_starts.tolist()
+        assert step.decodes.starts.tolist() == again.decodes.starts.tolist()
         assert step.prefill_chunks == again.prefill_chunks
 
 
@@ -81,5 +81,5 @@ def test_columns_keep_the_slots_of_the_plan() -> None:
 
     scheduler.abort(sequences[0])
 
-    assert [0, 1] == step.decode_slots.tolist()
+    assert [0, 1] == step.decodes.slots.tolist()
     assert [-1, 1] == [sequence.slot for sequence in sequences]

@@ -194,8 +194,9 @@ def check_columns(step: Step) -> None:
     """Raise AssertionError when a step says one thing by chunk and another by column."""
     decodes = step.chunks[: step.num_decodes]
     assert all((chunk.length, chunk.samples, chunk.join) == (1, True, False) for chunk in decodes), f"{step} {decodes}"
-    assert step.decode_slots.tolist() == [chunk.sequence.slot for chunk in decodes], f"{step} {step.decode_slots}"
-    assert step.decode_starts.tolist() == [chunk.start for chunk in decodes], f"{step} {step.decode_starts}"
+    slots, starts = step.decodes.slots.tolist(), step.decodes.starts.tolist()
+    assert slots == [chunk.sequence.slot for chunk in decodes], f"{step} {slots}"
+    assert starts == [chunk.start for chunk in decodes], f"{step} {starts}"
     assert step.prefill_chunks == step.chunks[step.num_decodes :], f"{step} {step.prefill_chunks}"
     assert step.sampled == [chunk.sequence for chunk in step.sampling], f"{step} {step.sampled}"
     assert step.num_sampling == len(step.sampling), f"{step} samples {step.num_sampling}"
