@@ -1,7 +1,7 @@
 """Who owns which KV block: reference counts, the prefix cache, the host pool and the fences between them."""
 
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -133,17 +133,17 @@ class BlockManager:
         """Count what `allocate` or `swap_in` would take from the free blocks."""
         return self.num_blocks_for(sequence.num_tokens) - int(np.count_nonzero(self._references[matched]))
 
-    def num_to_free(self, tables: Iterable[list[int]], wanted: int, *, kept: Collection[int]) -> int | None:
+    def num_to_free(self, tables: Iterable[list[int]], wanted: int, *, kept: list[int]) -> int | None:
         """
         Count how many of these tables must be let go, from the first on, for so many blocks to have no owner.
 
         None where all of them are not enough. Changes nothing.
 
         Args:
-            kept: Blocks that are no gain, as they will have another owner then; each once.
+            kept: Blocks that are no gain, as they will have another owner then.
         """
         references = self._references.copy()
-        references[list(kept)] += 1
+        references[np.array(kept, dtype=np.int64)] += 1
         for count, table in enumerate(tables, 1):
             references[table] -= 1
             # those that others have too come with the last of them

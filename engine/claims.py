@@ -99,7 +99,7 @@ class Claims:
             budget: Tokens of a step.
         """
         queue, running, blocks = self._queue, self._running.entries, self._blocks
-        num_blocks, kept = 0, set[int]()
+        num_blocks, kept = 0, list[int]()
         for entry in islice(queue, MAX_PASSED_OVER + 1):
             sequence, priority = entry.sequence, entry.priority
             if not running or priority >= running[-1].priority or entry.gate > completed:
@@ -109,7 +109,7 @@ class Claims:
             matched = blocks.match_prefix(sequence)
             if blocks.is_being_computed(sequence, matched):
                 continue
-            kept.update(matched)
+            kept += matched
             lacking = self.demand(entry, matched, self.promised(priority) + num_blocks) - blocks.num_free_blocks
             if lacking > 0:
                 tables = chain(blocks.fenced_tables, self._tables_behind(priority))

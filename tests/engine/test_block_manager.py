@@ -196,7 +196,7 @@ def test_what_is_shared_or_kept_is_won_late_or_never() -> None:
     blocks = BlockManager(num_blocks=20, block_size=4)
     first, second, third = (started(blocks, sequence_of(length)) for length in (13, 13, 20))
     tables = [sequence.block_table for sequence in (first, second, third)]
-    assert [1, 2, 3, 3, None] == [blocks.num_to_free(tables, wanted, kept=()) for wanted in (1, 2, 3, 7, 8)]
+    assert [1, 2, 3, 3, None] == [blocks.num_to_free(tables, wanted, kept=[]) for wanted in (1, 2, 3, 7, 8)]
     assert [1, 2, 3, None] == [blocks.num_to_free(tables, wanted, kept=tables[0][:3]) for wanted in (1, 2, 4, 5)]
 
 

@@ -1,5 +1,7 @@
 """Schedulers of small worlds, driven by the fake runner."""
 
+from collections.abc import Callable
+
 import numpy as np
 
 from engine.block_manager import BlockManager
@@ -54,3 +56,32 @@ def add(
 
 def plan_of(step: Step | None) -> list[tuple[str, int, int]]:
     return [(c.sequence.request.request_id, c.start, c.length) for c in step.chunks] if step is not None else []
+
+
+def add_bulk(scheduler: Scheduler, count: int, length: int, *, max_tokens: int = 150) -> list[Sequence]:
+    """Queue prompts of the least urgent lane that share nothing."""
+    return [
+        add(scheduler, f"bulk{number}", length, max_tokens=max_tokens, first=10_000 + 1000 * number, priority=2)
+        for number in range(count)
+    ]
+
+
+def took_turns(turns: Turns, until: Callable[[], bool]) -> list[Step]:
+    """The steps that were launched until something holds."""
+    steps: list[Step] = []
+    for _ in range(1000):
+        if until():
+            return steps
+        step = turns.take()
+        turns.scheduler.check()
+        steps += [step] if step is not None else []
+    raise AssertionError("it never holds")
+
+
+def has_sampled(sequence: Sequence) -> bool:
+    return sequence.num_tokens > sequence.num_prompt_tokens
+
+
+def states(sequences: list[Sequence]) -> str:
+    """One letter a sequence: r, w, s or f."""
+    return "".join(sequence.status.value[0] for sequence in sequences)
