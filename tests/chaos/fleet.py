@@ -36,7 +36,7 @@ class Fleet:
 
     @property
     def has_faults_due(self) -> bool:
-        """Whether a kind of fault has not happened yet."""
+        """Whether a kind of fault has not happened yet to a worker that held jobs."""
         return bool(self._due)
 
     def anybody_serves(self) -> bool:
@@ -49,17 +49,18 @@ class Fleet:
         worker = self.workers[place]
         if place in self._paused or not worker.serves:
             return
-        # each kind once, and then as it comes
-        fault = self._due.pop() if self._due else self._draw.choices(list(FAULTS), list(FAULTS.values()))[0]
-        if fault == "pause":
-            self._report.pauses += 1
-            worker.send_worker(signal.SIGSTOP)
-            self._paused[place] = time.monotonic() + self._report.lease_s * self._draw.uniform(1.1, 2.0)
-            return
         worker_id = worker.worker_id
         # stopped, it claims nothing between our look and its end
         worker.send_worker(signal.SIGSTOP)
         held = self._resumes.held_by(worker_id)
+        # each kind once to one that had jobs, and then as it comes
+        fault = self._due[-1] if self._due else self._draw.choices(list(FAULTS), list(FAULTS.values()))[0]
+        if held and self._due:
+            self._due.pop()
+        if fault == "pause":
+            self._report.pauses += 1
+            self._paused[place] = time.monotonic() + self._report.lease_s * self._draw.uniform(1.1, 2.0)
+            return
         if fault == "drain":
             self._report.drains += 1
             worker.send_worker(signal.SIGCONT)
