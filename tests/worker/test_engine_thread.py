@@ -196,7 +196,8 @@ def test_each_request_is_told_what_it_took() -> None:
 
     outputs = {output.request_id: output for turn in recorder.turns for output in turn.finished} | aborted
     assert {"a", "b", "c"} == outputs.keys()
-    assert outputs["a"].gpu_ms < outputs["b"].gpu_ms < outputs["c"].gpu_ms
+    # c may be aborted right after the last step of b
+    assert outputs["a"].gpu_ms < outputs["b"].gpu_ms <= outputs["c"].gpu_ms
     assert 1000 * sum(slept) - 1 <= sum(output.gpu_ms for output in outputs.values())
 
 
