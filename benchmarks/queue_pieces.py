@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from engine.request import RequestOutput
-from pagemill.calls import finish
+from pagemill.calls import finish, in_chunks
 from pagemill.keys import QueueKeys
 from pagemill.messages import Delivery, Finished
 from pagemill.schema import Job
@@ -65,9 +65,8 @@ def _run(engine: FakeEngine, accepted: Sequence[Accepted]) -> dict[str, RequestO
 
 
 def _messages(accepted: Sequence[Accepted], outputs: Sequence[RequestOutput]) -> list[Add | Turn]:
-    starts = range(0, len(accepted), _A_MESSAGE)
-    messages: list[Add | Turn] = [Add([one.request for one in accepted[at : at + _A_MESSAGE]]) for at in starts]
-    return [*messages, *(Turn(finished=list(outputs[at : at + _A_MESSAGE])) for at in starts)]
+    requests = in_chunks((one.request for one in accepted), _A_MESSAGE)
+    return [*map(Add, requests), *(Turn(finished=part) for part in in_chunks(outputs, _A_MESSAGE))]
 
 
 def _best(work: Callable[[], object]) -> float:

@@ -47,6 +47,8 @@ IDLE_WAIT_S = 1.0
 # of a lease: what a dead worker held is to run elsewhere within a quarter of a lease after it, and waits for a
 # place there too
 SWEEP_EVERY = 1 / 32
+# deadlines and retries are looked at in a sweep as well, however long the leases are
+MAX_SWEEP_S = 5.0
 # beats between two registrations of the names that this worker answers to: a flushed server has forgotten them
 BEATS_PER_REGISTRATION = 30
 
@@ -185,7 +187,12 @@ class Service:
             self._sink.tidy_forever(),
             self._streams.run(),
             self._raw.run(),
-            sweep_forever(self._consumer, self._store, self._webhooks, every_s=self._options.lease_s * SWEEP_EVERY),
+            sweep_forever(
+                self._consumer,
+                self._store,
+                self._webhooks,
+                every_s=min(MAX_SWEEP_S, self._options.lease_s * SWEEP_EVERY),
+            ),
         ):
             self._start(loop)
         await self._stopping.wait()

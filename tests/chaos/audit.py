@@ -32,9 +32,8 @@ class Audit:
     faults: list[str] = field(default_factory=list)
 
 
-def audit(client: Client, redis: Redis, queue: str, jobs: Sequence[Job]) -> Audit:
-    """Look at every job, at the dead letters and at what is left, once nothing runs any more."""
-    found = Audit()
+def audit(client: Client, redis: Redis, queue: str, jobs: Sequence[Job], found: Audit) -> None:
+    """Look at every job, at the dead letters and at what is left, once nothing runs any more; fills `found`."""
     keys = QueueKeys(queue)
     ends = Counter(fields[b"j"].decode() for _, fields in redis.xrange(keys.events) if b"j" in fields)
     _check_ends(ends, jobs, found)
@@ -42,7 +41,6 @@ def audit(client: Client, redis: Redis, queue: str, jobs: Sequence[Job]) -> Audi
     _check_dead(client, jobs, found)
     _check_queue(client, redis, keys, found)
     found.faults += [f"key {name} would stay for ever" for name in leaked_keys(redis, queue)]
-    return found
 
 
 def is_poison(job: Job) -> bool:

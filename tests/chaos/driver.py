@@ -37,9 +37,9 @@ QUEUE = "chaos"
 MAX_TOKENS = 60
 POISONS = ("segv", "raise", "exit", "hang", "cuda")
 
-# one worker: 8 jobs at a time, a quarter of a second each
+# of one worker: with 8 seats a job takes a quarter of a second
 WORKER_FLAGS = (
-    *("--engine", "fake", "--queue", QUEUE, "--max-num-seqs", "8", "--fake-tokens-per-s", "2000"),
+    *("--engine", "fake", "--queue", QUEUE, "--fake-tokens-per-s", "2000"),
     *("--fake-poison", "--step-timeout-s", "5", "--restart-s", "0.1"),
 )
 _LOOK_S = 0.05
@@ -56,6 +56,7 @@ def chaos(
     *,
     poison: int = 0,
     restarts: int = 0,
+    seats: int = 8,
     every_s: tuple[float, float] = (0.3, 1.2),
     timeout_s: float = 600.0,
     server: Path | None = None,
@@ -66,10 +67,11 @@ def chaos(
     Args:
         poison: Jobs among them that kill their worker.
         restarts: How often the server is killed and started again, evenly over the jobs.
+        seats: Jobs that a worker runs at a time.
         every_s: Between two faults.
         server: The program of the server; by default what `find_server` finds.
     """
-    report = Report(jobs, workers, lease_s, seed, poison=poison)
+    report = Report(jobs=jobs, workers=workers, seats=seats, lease_s=lease_s, seed=seed, poison=poison)
     draw = random.Random(seed)
     submitted = make_jobs(jobs, poison, draw)
     started = time.monotonic()
@@ -79,7 +81,8 @@ def chaos(
         client = stack.enter_context(Client(redis_server.url, queue=QUEUE))
         client.submit_many(submitted)
         resumes = Resumes(redis_server.client, QUEUE, report.longest_resume_s, lease_s=lease_s)
-        fleet = Fleet((*WORKER_FLAGS, "--redis-url", redis_server.url), folder, report, resumes, draw)
+        flags = (*WORKER_FLAGS, "--max-num-seqs", str(seats), "--redis-url", redis_server.url)
+        fleet = Fleet(flags, folder, report, resumes, draw)
         try:
             run = _Run(client, redis_server, fleet, resumes, submitted, draw)
             run.until_all_ended(restarts, every_s, started + timeout_s)
@@ -157,10 +160,7 @@ def _num_ended(client: Client) -> int:
 
 def _look_back(client: Client, server: RedisProcess, jobs: Sequence[Job], report: Report) -> None:
     """Complete the report, when all has ended."""
-    found = audit(client, server.client, QUEUE, jobs)
-    report.results, report.missing, report.duplicated = found.results, found.missing, found.duplicated
-    report.dead, report.taken_over = found.dead, found.taken_over
-    report.faults += found.faults
+    audit(client, server.client, QUEUE, jobs, report)
     totals = client.stats().totals
     report.reclaimed, report.released, report.fenced = (
         totals.get(name, 0) for name in ("reclaimed", "released", "fenced")
@@ -173,6 +173,7 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--poison", type=int, default=6, help="jobs that kill their worker")
     parser.add_argument("--restarts", type=int, default=2, help="of the server")
+    parser.add_argument("--seats", type=int, default=8, help="jobs that a worker runs at a time")
     parser.add_argument("--every", type=float, nargs=2, default=(1.0, 4.0), help="seconds between two faults")
     parser.add_argument("--lease", type=float, default=2.0, help="seconds")
     parser.add_argument("--seed", type=int, default=1)
@@ -185,6 +186,7 @@ def main() -> int:
         flags.seed,
         poison=flags.poison,
         restarts=flags.restarts,
+        seats=flags.seats,
         every_s=tuple(flags.every),
         timeout_s=flags.timeout,
     )

@@ -18,7 +18,7 @@ from pagemill.client import Client
 from pagemill.keys import QueueKeys
 from pagemill.messages import TERMINAL_STATES
 from pagemill.schema import Job
-from tests.chaos.audit import audit
+from tests.chaos.audit import Audit, audit
 from tests.support.jobs import seeded_jobs
 from tests.support.redis_process import RedisProcess
 from tests.support.servers import wait_for
@@ -92,7 +92,9 @@ class _Feed:
         wait_for(lambda: self.num("done") >= len(self.jobs), _PATIENCE_S)
 
     def faults(self) -> list[str]:
-        return audit(self._client, self.server.client, QUEUE, self.jobs).faults
+        found = Audit()
+        audit(self._client, self.server.client, QUEUE, self.jobs, found)
+        return found.faults
 
     def _connect(self, server: RedisProcess) -> None:
         self.server = server

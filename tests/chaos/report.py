@@ -3,35 +3,31 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from tests.chaos.audit import Audit
+
 # a killed worker's jobs run elsewhere within so many leases, those of one that was told to stop within so many seconds
 KILLED_LEASES = 1.25
 STOPPED_S = 1.0
 
 
-@dataclass(slots=True)
-class Report:
+@dataclass(slots=True, kw_only=True)
+class Report(Audit):
     """
     Args:
-        results: Jobs that have ended.
-        missing: Jobs without an end; duplicated: with more than one.
-        dead: Dead letters; poison: jobs that kill whoever runs them, as submitted.
+        poison: Jobs that kill whoever runs them, as submitted.
         longest_resume_s: From a worker's end at the hands of the driver to the moment when the last of
             its jobs was in another's, or had ended; of killed workers, of those whose supervisor
             outlived them, and of those that were told to stop. Without jobs that were suspects by
             then, without workers that the server's restarts got in the way of, and without time in which no
             worker was up.
-        faults: Whatever is wrong, in words.
     """
 
     jobs: int
     workers: int
+    seats: int
     lease_s: float
     seed: int
     poison: int = 0
-    results: int = 0
-    missing: int = 0
-    duplicated: int = 0
-    dead: int = 0
     longest_resume_s: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0
     kills: int = 0
@@ -43,8 +39,6 @@ class Report:
     reclaimed: int = 0
     released: int = 0
     fenced: int = 0
-    taken_over: int = 0
-    faults: list[str] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
