@@ -28,7 +28,9 @@ def argmax_triton(logits: Tensor) -> Tensor:
     num_splits = triton.cdiv(num_tiles, tiles_each)
     early = can_start_early()
     if num_splits == 1:
-        _argmax_kernel[(rows,)](logits, picked, logits.stride(0), vocab, BLOCK=BLOCK, EARLY=early, num_warps=NUM_WARPS, launch_pdl=early)
+        _argmax_kernel[(rows,)](
+            logits, picked, logits.stride(0), vocab, BLOCK=BLOCK, EARLY=early, num_warps=NUM_WARPS, launch_pdl=early
+        )
         return picked
 
     peaks = torch.empty(rows, num_splits, dtype=torch.float32, device=logits.device)

@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.configs import tuned
-from kernels.cuda.early import let_next_start, wait_for_previous
+from kernels.cuda.early import can_start_early, let_next_start, wait_for_previous
 from kernels.cuda.features import store_features, through_gate, weight_rows
 
 MAX_ROWS = 4
@@ -103,6 +103,7 @@ def launch(x: Tensor, weight: Tensor, bias: Tensor | None, config: Config, *, ga
     assert num_rows <= MAX_ROWS
     assert weight.is_contiguous()
     assert x.stride(1) == 1 or in_features == 1, "the elements of a row must be adjacent"
+    early = bool(config["early"]) and can_start_early()
     out = torch.empty(num_rows, out_features, dtype=x.dtype, device=x.device)
     _gemv_kernel[(triton.cdiv(out_features, columns),)](
         out,
@@ -118,9 +119,9 @@ def launch(x: Tensor, weight: Tensor, bias: Tensor | None, config: Config, *, ga
         BLOCK_K=config["block_k"],
         STAGES=config["stages"],
         GATED=gated,
-        EARLY=bool(config["early"]),
+        EARLY=early,
         num_warps=config["warps"],
-        launch_pdl=bool(config["early"]),
+        launch_pdl=early,
     )
     return out
 
@@ -170,10 +171,9 @@ def _gemv_kernel(
     total = tl.sum(sums, axis=2)
     if bias is not None:
         total += tl.load(bias + features, mask=is_feature, other=0.0).to(tl.float32)[None, :]
+    total = tl.trans(total)
     if GATED:
-        total = through_gate(tl.trans(total))
-    else:
-        total = tl.trans(total)
+        total = through_gate(total)
     store_features(out, total, tl.program_id(0), num_rows, out_features)
 
 
