@@ -43,8 +43,8 @@ DTYPE = torch.bfloat16
 MIN_PROGRAMS, MAX_PROGRAMS = 100, 1200
 # of shared memory, the rows' tiles among them
 MAX_SHARED_BYTES = 220 << 10
-# less than this is noise, and the library is the one that others test
-GAIN = 0.98
+# of the library's time; at as much, ours lets its neighbours start early
+GAIN = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ def skinny_candidates(num_rows: int) -> list[Config]:
             continue
         warps = 8 if block_n * block_k >= 128 * 128 else 4
         block = {"block_n": block_n, "block_k": block_k, "warps": warps, "stages": stages}
-        configs += [block | {"splits": splits, "ahead": 4} for splits in (1, 2, 4, 8)]
+        configs += [block | {"splits": splits} for splits in (1, 2, 4, 8)]
     return configs
 
 
@@ -206,12 +206,14 @@ def key_of(kind: Kind, config: Config) -> str:
 
 
 def best_of(case: Case, configs: list[Config]) -> tuple[float, Config]:
-    """The first three, once more and longer, for they are first by luck too; and so with an early start, or without."""
+    """The first three, once more and longer, for they are first by luck too; and so with an early start."""
     times = [case.seconds_with(config, 4) for config in configs]
     ranked = [configs[index] for index in sorted(range(len(configs)), key=times.__getitem__)[:3]]
     again = [(case.seconds_with(config, 15), config) for config in ranked]
     best_s, best = min(again, key=lambda pair: pair[0])
-    early = best | ({"early": 1} if "early" in best else {"ahead": 0})
+    if "early" not in best:
+        return best_s, best
+    early = best | {"early": 1}
     try:
         early_s = case.seconds_with(early, 15)
     except Exception as error:  # not every GPU or capture takes it
@@ -238,7 +240,7 @@ def sweep(shapes: list[Shape], rows: list[int], bandwidth: float, budget_s: floa
         when = {"gpu": torch.cuda.get_device_name(), "num_rows": num_rows, "in_features": shape.in_features}
         when |= {"out_features": shape.out_features, "gated": int(shape.gated)}
         when |= {"dtype": str(DTYPE).removeprefix("torch.")}
-        rules.append({"when": when, "use": {"use": 1} | config if ours_s < GAIN * library_s else {"use": 0}})
+        rules.append({"when": when, "use": {"use": 1} | config if ours_s <= GAIN * library_s else {"use": 0}})
     return rules
 
 
