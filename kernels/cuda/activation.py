@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.cuda.early import can_start_early, let_next_start, wait_for_previous
+from kernels.cuda.early import let_next_start, starts_early, wait_for_previous
 
 # 8 elements a thread of 4 warps: one wide load of each half in half precision
 BLOCK = 1024
@@ -16,7 +16,7 @@ def silu_mul_triton(gate_up: Tensor) -> Tensor:
     num_tokens, width = len(gate_up), gate_up.shape[1] // 2
     assert gate_up.stride(1) == 1, "the elements of a row must be adjacent"
     out = torch.empty((num_tokens, width), dtype=gate_up.dtype, device=gate_up.device)
-    num_blocks, early = -(-width // BLOCK), can_start_early()
+    num_blocks, early = -(-width // BLOCK), starts_early(num_tokens)
     _silu_mul_kernel[(num_tokens * num_blocks,)](
         gate_up, out, gate_up.stride(0), width, num_blocks, BLOCK=BLOCK, EARLY=early, num_warps=4, launch_pdl=early
     )

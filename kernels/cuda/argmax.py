@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.cuda.early import can_start_early, let_next_start, wait_for_previous
+from kernels.cuda.early import let_next_start, starts_early, wait_for_previous
 from kernels.cuda.row_scan import first_of_largest, is_finite, lane_peaks
 
 BLOCK = 4096
@@ -26,7 +26,7 @@ def argmax_triton(logits: Tensor) -> Tensor:
     num_tiles = triton.cdiv(vocab, BLOCK)
     tiles_each = triton.cdiv(num_tiles, max(1, min(PROGRAMS // rows, MAX_SPLITS)))
     num_splits = triton.cdiv(num_tiles, tiles_each)
-    early = can_start_early()
+    early = starts_early(rows)
     if num_splits == 1:
         _argmax_kernel[(rows,)](
             logits, picked, logits.stride(0), vocab, BLOCK=BLOCK, EARLY=early, num_warps=NUM_WARPS, launch_pdl=early

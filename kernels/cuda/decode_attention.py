@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.configs import tuned
-from kernels.cuda.early import can_start_early, let_next_start, wait_for_previous
+from kernels.cuda.early import let_next_start, starts_early, wait_for_previous
 from kernels.decode_attention import PagedDecode
 
 # finite, so that the difference of two is never NaN
@@ -73,7 +73,7 @@ def launch(
     split = parts is not None
     scales = kv_cache if kv_scales is None else kv_scales
     # without a cap the scale takes scores to powers of two, with one to those of the tangent
-    early = can_start_early()
+    early = starts_early(num_seqs)
     exponent = LOG2_E * scale * (2.0 / softcap if softcap else 1.0)
     _decode_kernel[(num_kv_heads // heads, num_seqs, plan.num_splits)](
         parts if split else out,

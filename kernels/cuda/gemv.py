@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.configs import tuned
-from kernels.cuda.early import can_start_early, let_next_start, wait_for_previous
+from kernels.cuda.early import let_next_start, starts_early, wait_for_previous
 from kernels.cuda.features import store_features, through_gate, weight_rows
 
 MAX_ROWS = 4
@@ -103,7 +103,7 @@ def launch(x: Tensor, weight: Tensor, bias: Tensor | None, config: Config, *, ga
     assert num_rows <= MAX_ROWS
     assert weight.is_contiguous()
     assert x.stride(1) == 1 or in_features == 1, "the elements of a row must be adjacent"
-    early = bool(config["early"]) and can_start_early()
+    early = bool(config["early"]) and starts_early(num_rows)
     out = torch.empty(num_rows, out_features, dtype=x.dtype, device=x.device)
     _gemv_kernel[(triton.cdiv(out_features, columns),)](
         out,

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.cuda.early import can_start_early, let_next_start, wait_for_previous
+from kernels.cuda.early import let_next_start, starts_early, wait_for_previous
 
 
 def rms_norm_triton(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -15,7 +15,7 @@ def rms_norm_triton(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     rows = x if x.dim() == 2 else x.reshape(-1, hidden)
     assert rows.stride(1) == 1 or hidden == 1, "the elements of a row must be adjacent"
     block, num_warps = _tile(hidden)
-    early = can_start_early()
+    early = starts_early(len(rows))
     _rms_norm_kernel[(len(rows),)](
         rows,
         weight,
@@ -37,7 +37,7 @@ def add_rms_norm_triton(x: Tensor, residual: Tensor, weight: Tensor, eps: float)
     assert x.stride(1) == residual.stride(1) == 1 or hidden == 1, "the elements of a row must be adjacent"
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     block, num_warps = _tile(hidden)
-    early = can_start_early()
+    early = starts_early(num_tokens)
     _add_rms_norm_kernel[(num_tokens,)](
         x,
         residual,

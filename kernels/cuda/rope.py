@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.cuda.early import can_start_early, let_next_start, wait_for_previous
+from kernels.cuda.early import let_next_start, starts_early, wait_for_previous
 from kernels.rope import HeadNorms
 
 # elements of a program: 16 a thread, one wide load of each half of a head in half precision
@@ -43,7 +43,7 @@ def rope_and_store_triton(
     rows_per_program = max(
         TILE // triton.next_power_of_2(2 * half_pad + tail_pad), NUM_WARPS * 32 // min(half_pad, tail_pad or half_pad)
     )
-    num_rows, early = num_tokens * heads_per_token, can_start_early()
+    num_rows, early = num_tokens * heads_per_token, starts_early(num_tokens)
     _rope_and_store_kernel[(-(-num_rows // rows_per_program),)](
         qkv,
         cos,

@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.configs import tuned
-from kernels.cuda.early import can_start_early, let_next_start, wait_for_previous
+from kernels.cuda.early import let_next_start, starts_early, wait_for_previous
 from kernels.cuda.features import store_features, through_gate, weight_rows
 
 MAX_ROWS = 64
@@ -57,7 +57,7 @@ def config_for(num_rows: int, in_features: int, out_features: int, dtype: torch.
 
 def padded(num_rows: int) -> int:
     """Rows of the matrix instructions; 16 serve any smaller number."""
-    return max(16, triton.next_power_of_2(num_rows))
+    return max(16, 1 << (num_rows - 1).bit_length())
 
 
 def launch(x: Tensor, weight: Tensor, bias: Tensor | None, config: Config, *, gated: bool = False) -> Tensor:
@@ -75,7 +75,7 @@ def launch(x: Tensor, weight: Tensor, bias: Tensor | None, config: Config, *, ga
     assert num_rows <= MAX_ROWS
     assert weight.is_contiguous()
     assert x.stride(1) == 1 or in_features == 1, "the elements of a row must be adjacent"
-    rows, block_n, splits, early = padded(num_rows), config["block_n"], config["splits"], can_start_early()
+    rows, block_n, splits, early = padded(num_rows), config["block_n"], config["splits"], starts_early(num_rows)
     tiles = triton.cdiv(width, block_n // (2 if gated else 1))
     out = torch.empty(num_rows, width, dtype=x.dtype, device=x.device)
     parts = arrivals = None
