@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from itertools import chain, islice
 from math import inf
 
+import numpy as np
+
 from engine.block_manager import BlockManager
 from engine.entries import Entry, EntryList, Queue
 from engine.policy import Headroom
@@ -34,6 +36,8 @@ class Claims:
         self._counted_queue = (-1, 0)
         self._queued = 0
         self._waiting: tuple[tuple[int, int], ...] = ()
+        # who would not fit beside those that run, until one of these goes
+        self._too_large: tuple[int, Entry | None] = (-1, None)
 
     def levels(self, partial: float) -> tuple[float, ...]:
         """
@@ -84,6 +88,36 @@ class Claims:
         # what it shares with those that run is not its own as yet, and will not be free when they have gone
         obtainable = blocks.num_free_blocks + blocks.num_used_blocks
         return own + more if blocks.num_blocks_for(sequence.num_tokens) + more <= obtainable else own
+
+    def will_fit(self, entry: Entry, matched: list[int]) -> bool:
+        """
+        Whether, as far as lengths are known, a queued sequence and all that run never need more blocks than there are.
+
+        Their use is largest just before one of them ends (Gong et al. 2025, arXiv:2507.10150). While nobody
+        comes or goes the answer stays the same.
+        """
+        running, changes = self._running, self._running.entries.changes
+        if not entry.expected or not running:
+            return True
+        if self._too_large == (changes, entry):
+            return False
+        fits = self._peak(entry, matched) <= self._blocks.num_usable_blocks * self._blocks.block_size
+        if not fits:
+            self._too_large = (changes, entry)
+        return fits
+
+    def _peak(self, entry: Entry, matched: list[int]) -> int:
+        # the most tokens in blocks that those who run, and this one, will have at a time
+        running, blocks = self._running, self._blocks
+        size, slots = blocks.block_size, running.slots
+        num_tokens = np.append(running.num_tokens[slots], blocks.num_blocks_to_start(entry.sequence, matched) * size)
+        left = np.append(running.left()[slots], max(0, entry.expected - entry.sequence.num_tokens))
+        # what is in several tables counts once
+        shared = max(0, running.num_blocks - blocks.num_used_blocks) * size
+        places = np.argsort(-left, kind="stable")
+        # the last block of each is half full
+        alive = np.arange(1, len(places) + 1) * (left[places] + size // 2)
+        return int((np.cumsum(num_tokens[places], dtype=np.int64) + alive).max()) - shared
 
     def num_victims(self, entry: Entry, matched: list[int], lacking: int) -> int | None:
         """How many less urgent sequences, the last first, must go for so many blocks; None where all are too few."""
