@@ -1,7 +1,8 @@
 """How long answers become: learned from those that have ended, by what their prompts begin with."""
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Hashable
+from statistics import fmean
 
 from engine.request import Request
 
@@ -10,44 +11,53 @@ TEMPLATE_TOKENS = 16
 
 
 def template(request: Request) -> Hashable:
-    """What the answers of one template of one tenant have in common, besides their lengths."""
+    """What requests of one template of one tenant have in common."""
     return request.cache_salt, request.prompt[:TEMPLATE_TOKENS].tobytes()
 
 
 class LearnedLengths:
     """
-    A running mean of the tokens of answers, by key, and one over all.
+    The tokens of the newest answers, by key, and of all together for a key of which too few have ended.
 
     Args:
-        weight: What the newest answer counts beside those before it.
-        least: Answers of a key before its own mean is believed.
-        most: Keys that are kept, those used last.
+        window: Answers of a key that count.
+        least: Answers before anything is concluded from them.
+        most: Keys that are kept, those learned of last.
     """
 
-    def __init__(self, *, weight: float = 0.05, least: int = 4, most: int = 4096) -> None:
-        self.weight = weight
+    def __init__(self, *, window: int = 64, least: int = 4, most: int = 1024) -> None:
+        self.window = window
         self.least = least
         self.most = most
-        self._means: OrderedDict[Hashable, tuple[int, float]] = OrderedDict()
-        self._all = (0, 0.0)
+        self._by_key: OrderedDict[Hashable, deque[int]] = OrderedDict()
+        self._all: deque[int] = deque(maxlen=window)
 
     def learn(self, key: Hashable, num_tokens: int) -> None:
         """Note an answer that has ended by itself, or by its limit."""
-        self._means[key] = self._with(self._means.get(key, (0, 0.0)), num_tokens)
-        self._means.move_to_end(key)
-        self._all = self._with(self._all, num_tokens)
-        if len(self._means) > self.most:
-            self._means.popitem(last=False)
+        answers = self._by_key.setdefault(key, deque(maxlen=self.window))
+        self._by_key.move_to_end(key)
+        answers.append(num_tokens)
+        self._all.append(num_tokens)
+        if len(self._by_key) > self.most:
+            self._by_key.popitem(last=False)
 
-    def expected(self, key: Hashable) -> float | None:
-        """Tokens that an answer of this key will probably have; None as long as nothing is known."""
-        for count, mean in (self._means.get(key, (0, 0.0)), self._all):
-            if count >= self.least:
-                return mean
-        return None
+    def mean(self, key: Hashable) -> float | None:
+        """Tokens that an answer of this key has on average; None as long as nothing is known."""
+        answers = self._answers(key)
+        return fmean(answers) if answers else None
 
-    def _with(self, known: tuple[int, float], num_tokens: int) -> tuple[int, float]:
-        count, mean = known
-        # the first ones count alike: the mean does not hang on where it began
-        weight = max(self.weight, 1 / (count + 1))
-        return count + 1, mean + weight * (num_tokens - mean)
+    def draw(self, key: Hashable, place: float) -> int | None:
+        """
+        Tokens of one of the answers, for sums over many of which not all are average; None as with `mean`.
+
+        Args:
+            place: From 0, the shortest, to below 1.
+        """
+        answers = self._answers(key)
+        return sorted(answers)[int(place * len(answers))] if answers else None
+
+    def _answers(self, key: Hashable) -> deque[int] | None:
+        own = self._by_key.get(key)
+        if own is not None and len(own) >= self.least:
+            return own
+        return self._all if len(self._all) >= self.least else None

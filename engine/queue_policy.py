@@ -19,6 +19,8 @@ GROUP_TOKENS = 256
 GROUP_STEPS = 1024
 # tokens, and so steps, that the longest answer counts for: nobody is passed by what comes so much later
 MAX_AHEAD = 4096
+# its multiples, less whole numbers, are spread evenly, however many there are
+_GOLDEN = (5**0.5 - 1) / 2
 
 
 class QueuePolicy:
@@ -96,9 +98,8 @@ class Throughput(QueuePolicy):
         entry = super().enter(sequence, limit, step)
         if entry.priority < BULK:
             return entry
-        entry.expected = self._expected(sequence, limit)
-        # of one that nothing is known of the worst is expected
-        left = (entry.expected or limit) - sequence.num_known
+        usual, entry.expected = self._lengths_of(sequence, limit)
+        left = usual - sequence.num_known
         rank, number = step - min(left, MAX_AHEAD), self._num_arrivals
         if len(sequence.prompt) >= self.group_tokens:
             group = self._group(sequence.request, _Group(rank, number, step))
@@ -119,14 +120,18 @@ class Throughput(QueuePolicy):
     def started(self, entry: Entry) -> None:  # noqa: ARG002
         self.pacing.started()
 
-    def _expected(self, sequence: Sequence, limit: int) -> int:
-        params = sequence.params
+    def _lengths_of(self, sequence: Sequence, limit: int) -> tuple[int, int]:
+        # the number of tokens at which its answer ends: on average, which is for the order, and one of those at which
+        # such answers have ended, which is for counting what many will need
+        params, key = sequence.params, template(sequence.request)
         if params.ignore_eos and not params.stop and not params.stop_token_ids:
-            return limit
-        learned = self.lengths.expected(template(sequence.request))
-        if learned is None:
-            return 0
-        return min(limit, max(sequence.num_prompt_tokens + round(learned), sequence.num_known + 1))
+            return limit, limit
+        mean, drawn = self.lengths.mean(key), self.lengths.draw(key, self._num_arrivals * _GOLDEN % 1.0)
+        if mean is None or drawn is None:
+            # the worst
+            return limit, 0
+        start, known = sequence.num_prompt_tokens, sequence.num_known + 1
+        return min(limit, max(known, start + round(mean))), min(limit, max(known, start + drawn))
 
     def _group(self, request: Request, new: _Group) -> _Group:
         groups = self._groups

@@ -69,17 +69,17 @@ def test_the_latest_start_comes_nearer_with_every_step() -> None:
     """
     One that need not start now is started when the steps that are left are as many as its tokens and the slack.
     """
-    bench = Bench(running=[30, 20], waiting=[20])
-    seen = [bench.num_starting() for _ in range(8)]
+    bench = Bench(running=[30, 10, 10], waiting=[20])
+    seen = [bench.num_starting() for _ in range(9)]
 
-    assert [0] * 7 + [1] == seen
+    assert [0] * 8 + [1] == seen
 
 
 def test_prompts_that_take_many_steps_start_so_much_earlier() -> None:
     """
-    Ten prompts of one step each need ten steps before the last of them has its first token.
+    Eleven prompts of more than a step each need that many steps before the last of them has its first token.
     """
-    bench = Bench(running=[40, 20, 20, 20], waiting=[])
+    bench = Bench(running=[40] + [10] * 10, waiting=[])
     for _ in range(10):
         bench.wait(25, num_tokens=1000)
 
