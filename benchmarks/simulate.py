@@ -154,24 +154,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--policies", default=",".join(reversed(POLICIES)))
     parser.add_argument("--n", type=int, help="requests of each workload")
     parser.add_argument("--kv-tokens", type=int, help="size of the KV pool; otherwise the model's on an H200")
-    parser.add_argument("--max-num-seqs", type=int, default=MAX_NUM_SEQS)
-    parser.add_argument("--token-budget", type=int, default=MAX_NUM_BATCHED_TOKENS)
+    parser.add_argument("--max-num-seqs", type=int)
+    parser.add_argument("--token-budget", type=int)
     args = parser.parse_args(argv)
     config, known = shapes.SHAPES[args.model], measured()
-    cost = StepCost(Shape.of(config), max_num_seqs=args.max_num_seqs)
+    usual = {
+        "kv_tokens": _KV_TOKENS[args.model],
+        "max_num_seqs": MAX_NUM_SEQS,
+        "token_budget": MAX_NUM_BATCHED_TOKENS,
+    }
+    limits = {name: getattr(args, name) or value for name, value in usual.items()}
+    cost = StepCost(Shape.of(config), max_num_seqs=limits["max_num_seqs"])
     for name in args.workloads.split(","):
         requests = workloads.build(name, n=args.n, vocab=config["vocab_size"])
         digest = workloads.digest(requests)
         for policy in args.policies.split(","):
-            scheduler = make_scheduler(
-                policy,
-                kv_tokens=args.kv_tokens or _KV_TOKENS[args.model],
-                max_num_seqs=args.max_num_seqs,
-                token_budget=args.token_budget,
-            )
+            scheduler = make_scheduler(policy, **limits)
             line = {"simulate": "H200", "model": args.model, "workload": name, "digest": digest, "policy": policy}
-            line |= run(name, requests, scheduler, cost)
-            if policy == "fcfs" and (args.model, digest) in known:
+            line |= limits | run(name, requests, scheduler, cost)
+            if policy == "fcfs" and limits == usual and (args.model, digest) in known:
                 line["over_measured"] = round(line["wall_s"] / known[args.model, digest], 3)
             print(json.dumps(line), flush=True)
     return 0
