@@ -96,22 +96,26 @@ class Claims:
         Their use is largest just before one of them ends (Gong et al. 2025, arXiv:2507.10150). While nobody
         comes or goes the answer stays the same.
         """
-        running, changes = self._running, self._running.entries.changes
+        running, blocks, size = self._running, self._blocks, self._blocks.block_size
         if not entry.expected or not running:
             return True
-        if self._too_large == (changes, entry):
+        if self._too_large == (running.entries.changes, entry):
             return False
-        fits = self._peak(entry, matched) <= self._blocks.num_usable_blocks * self._blocks.block_size
-        if not fits:
-            self._too_large = (changes, entry)
-        return fits
+        pool = blocks.num_usable_blocks * size
+        own = blocks.num_blocks_to_start(entry.sequence, matched) * size
+        own_left = max(0, entry.expected - entry.sequence.num_tokens)
+        # as a rule there is room for all of them at their longest
+        most = int(running.num_tokens.sum()) + int(running.left().sum()) + len(running) * size
+        if most + own + own_left + size <= pool or self._peak(own, own_left) <= pool:
+            return True
+        self._too_large = (running.entries.changes, entry)
+        return False
 
-    def _peak(self, entry: Entry, matched: list[int]) -> int:
-        # the most tokens in blocks that those who run, and this one, will have at a time
+    def _peak(self, own: int, own_left: int) -> int:
+        # the most tokens in blocks that those who run will have at a time, beside one of so many now and still to get
         running, blocks = self._running, self._blocks
         size, slots = blocks.block_size, running.slots
-        num_tokens = np.append(running.num_tokens[slots], blocks.num_blocks_to_start(entry.sequence, matched) * size)
-        left = np.append(running.left()[slots], max(0, entry.expected - entry.sequence.num_tokens))
+        num_tokens, left = np.append(running.num_tokens[slots], own), np.append(running.left()[slots], own_left)
         # what is in several tables counts once
         shared = max(0, running.num_blocks - blocks.num_used_blocks) * size
         places = np.argsort(-left, kind="stable")
