@@ -1,10 +1,10 @@
 """
 What a step takes on an H200: the roofline's work, at the rates that were measured.
 
-The parts and where their rates are from: matrix products (bf16, large language model shapes of 1 to
-8,192 rows), decode and prefill attention (`results/h200-decode-attention.jsonl`, `-prefill-attention`),
-elementwise kernels, launches. Steps with a prompt are launched kernel by kernel: no faster than the
-processor launches them. Seconds, bytes and floating-point operations throughout.
+Attention goes by `results/h200-decode-attention.jsonl` and `h200-prefill-attention.jsonl`; products, small
+kernels and what is left were fitted to the twelve runs of `results/h200-offline.jsonl`. Steps with a
+prompt are launched kernel by kernel, no faster than the processor does that: what this costs was
+assumed, for lack of small ones among those runs. Seconds, bytes and floating-point operations throughout.
 """
 
 from bisect import bisect_left

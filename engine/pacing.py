@@ -19,7 +19,7 @@ class Pacing:
     would find a seat and blocks: there will be work for many steps then, or more of it elsewhere.
 
     Args:
-        margin: Below 1.
+        margin: A share, below 1.
         slack: Steps before its latest start in which one that waits is started.
     """
 
