@@ -20,8 +20,10 @@ from typing import Any
 import numpy as np
 
 from engine.block_manager import BlockManager
+from engine.config import POLICIES, PolicyName
 from engine.llm_engine import LLMEngine
 from engine.output import OutputProcessor
+from engine.queue_policy import queue_policy
 from engine.request import Request, Step, StepResult
 from engine.sampling_params import SamplingParams
 from engine.scheduler import Scheduler
@@ -72,7 +74,7 @@ class TimedScheduler(Scheduler):
         return step
 
 
-def run(num_seqs: int, num_steps: int) -> dict[str, Any]:
+def run(num_seqs: int, num_steps: int, policy: PolicyName) -> dict[str, Any]:
     """Bring sequences to decode together, time that many steps, and return the line that is printed."""
     max_tokens = num_steps + _WARM_UP + num_seqs * _PROMPT_LENGTHS[1] // _TOKEN_BUDGET + 16
     blocks_each = (_PROMPT_LENGTHS[1] + max_tokens) // _BLOCK_SIZE + 1
@@ -81,6 +83,7 @@ def run(num_seqs: int, num_steps: int) -> dict[str, Any]:
         max_num_seqs=num_seqs,
         max_num_batched_tokens=_TOKEN_BUDGET,
         max_model_len=_MAX_MODEL_LEN,
+        policy=queue_policy(policy),
     )
     runner = InstantRunner()
     engine = LLMEngine(
@@ -126,9 +129,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--num-seqs", default="64,256,1024", help="running sequences, a case each")
     parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--policy", default=POLICIES[0], choices=POLICIES)
     args = parser.parse_args(argv)
     for num_seqs in map(int, args.num_seqs.split(",")):
-        print(json.dumps({"host_step": "decode", **run(num_seqs, args.steps)}), flush=True)
+        line = run(num_seqs, args.steps, args.policy)
+        print(json.dumps({"host_step": "decode", "policy": args.policy, **line}), flush=True)
     return 0
 
 

@@ -13,6 +13,7 @@ from benchmarks.contender import serve
 from benchmarks.workloads import Request
 from engine.config import EngineConfig
 from engine.load import load_engine
+from engine.request import BULK
 from engine.request import Request as EngineRequest
 from engine.sampling_params import SamplingParams
 
@@ -60,9 +61,9 @@ class Pagemill:
 
 
 def engine_request(request_id: str, request: Request) -> EngineRequest:
-    """A benchmark's request as the engine takes it: greedy, of exact length."""
+    """A benchmark's request as the engine takes it: greedy, of exact length, and nobody waits for it."""
     params = SamplingParams(max_tokens=request.max_tokens, ignore_eos=True)
-    return EngineRequest(request_id, np.asarray(request.prompt, dtype=np.int32), params)
+    return EngineRequest(request_id, np.asarray(request.prompt, dtype=np.int32), params, priority=BULK)
 
 
 def configure(

@@ -146,31 +146,37 @@ def limit(
 
     Args:
         requests: Admitted in this order, as early as `max_batch` and `token_budget` allow.
-        shared_prefix: Leading tokens that all prompts share: computed once, and read once a
-            step for the whole batch.
+        shared_prefix: Leading tokens that prompts share where they are equal: computed once, and
+            read once a step for all that run.
     """
-    waiting = deque(requests)
-    # context and tokens to go of each request that decodes
-    running: list[tuple[int, int]] = []
-    wall_s, num_steps, prefix_known = 0.0, 0, False
+    prefixes: dict[tuple[int, ...], int] = {}
+    waiting = deque(
+        (request, prefixes.setdefault(tuple(request.prompt[:shared_prefix]), len(prefixes))) for request in requests
+    )
+    # context, tokens to go and prefix of each request that decodes
+    running: list[tuple[int, int, int]] = []
+    wall_s, num_steps, known = 0.0, 0, set[int]()
     while waiting or running:
         fresh: list[tuple[Request, int]] = []
+        starting: list[tuple[int, int, int]] = []
         prompt_tokens = 0
         while waiting and len(running) + len(fresh) < max_batch:
-            known = shared_prefix if prefix_known or fresh else 0
-            new = len(waiting[0].prompt) - known
+            request, prefix = waiting[0]
+            new = len(request.prompt) - (shared_prefix if prefix in known else 0)
             if fresh and prompt_tokens + new > token_budget:
                 break
-            fresh.append((waiting.popleft(), new))
+            waiting.popleft()
+            known.add(prefix)
+            fresh.append((request, new))
+            starting.append((len(request.prompt), request.max_tokens, prefix))
             prompt_tokens += new
-        prefix_known = prefix_known or bool(fresh)
         wall_s += linear_s(shape, len(running) + prompt_tokens, len(running) + len(fresh), precision, gpu)
         if running:
-            context = sum(length - shared_prefix for length, _ in running) + shared_prefix
+            context = sum(length - shared_prefix for length, _, _ in running)
+            context += shared_prefix * len({prefix for _, _, prefix in running})
             wall_s += decode_attention_s(shape, context, precision, gpu)
         wall_s += sum(prefill_attention_s(shape, new, len(one.prompt) - new, gpu) for one, new in fresh)
-        running = [(length + 1, left - 1) for length, left in running if left > 1]
-        running += [(len(one.prompt) + 1, one.max_tokens - 1) for one, _ in fresh if one.max_tokens > 1]
+        running = [(length + 1, left - 1, prefix) for length, left, prefix in running + starting if left > 1]
         num_steps += 1
     output = sum(request.max_tokens for request in requests)
     return {"wall_s": wall_s, "output_tok_s": output / wall_s, "steps": num_steps}

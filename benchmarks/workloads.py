@@ -12,6 +12,8 @@ sides of a comparison print.
     prefix     2048 tokens shared by all and 128 own in, 128 out
     single     128 in, 256 out, one request after another: latency
     batch32    128 in, 256 out, 32 of them: decoding in small batches
+    groups     300 groups of 4 that share 700 tokens, 128 own in, 128 out, shuffled
+    longtail   lengths as sharegpt, but 5 % of the answers have 4,096 tokens
 
 `python -m benchmarks.workloads` prints each with its digest, `--dump NAME FILE` writes one.
 """
@@ -47,6 +49,11 @@ class Spec(NamedTuple):
     output: int
     shared: int = 0
     log_normal: bool = False
+    # requests that share one prefix; 0 for all of them
+    group: int = 0
+    # tokens of the longest answers, and which share of the requests has them
+    longest: int = 0
+    long_share: float = 0.0
 
 
 SPECS = {
@@ -56,6 +63,8 @@ SPECS = {
     "prefix": Spec(200, 14, 128, 128, shared=2048),
     "single": Spec(4, 15, 128, 256),
     "batch32": Spec(32, 16, 128, 256),
+    "groups": Spec(1200, 17, 128, 128, shared=700, group=4),
+    "longtail": Spec(1000, 18, 220, 200, log_normal=True, longest=4096, long_share=0.05),
 }
 
 # requests of these are sent one after another
@@ -91,9 +100,12 @@ def build(
     else:
         prompts = [_scaled(spec.prompt, scale)] * count
         outputs = [_scaled(spec.output, scale)] * count
-    shared = _draw_ids(rng, _scaled(spec.shared, scale), size) if spec.shared else []
+    for index in _some(rng, count, spec.long_share):
+        outputs[index] = _scaled(spec.longest, scale)
+    shared = _prefixes(rng, spec, count, scale, size)
     return [
-        Request(shared + _draw_ids(rng, length, size), output) for length, output in zip(prompts, outputs, strict=True)
+        Request(prefix + _draw_ids(rng, length, size), output)
+        for prefix, length, output in zip(shared, prompts, outputs, strict=True)
     ]
 
 
@@ -153,6 +165,24 @@ def result_line(
 
 def _scaled(length: int, scale: float) -> int:
     return max(2, int(length * scale))
+
+
+def _prefixes(rng: random.Random, spec: Spec, count: int, scale: float, vocab: int) -> list[list[int]]:
+    """What each request begins with; those of a group are anywhere among the others."""
+    if not spec.shared:
+        return [[]] * count
+    size = spec.group or count
+    kinds = [_draw_ids(rng, _scaled(spec.shared, scale), vocab) for _ in range(-(-count // size))]
+    places = _some(rng, count, 1.0) if spec.group else range(count)
+    return [kinds[place // size] for place in places]
+
+
+def _some(rng: random.Random, count: int, share: float) -> list[int]:
+    """A share of the numbers below `count`, in random order."""
+    if not share:
+        return []
+    keys = [rng.random() for _ in range(count)]
+    return sorted(range(count), key=keys.__getitem__)[: round(count * share)]
 
 
 def _draw_ids(rng: random.Random, count: int, vocab: int) -> list[int]:

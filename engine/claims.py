@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from itertools import chain, islice
 from math import inf
 
+import numpy as np
+
 from engine.block_manager import BlockManager
 from engine.entries import Entry, EntryList, Queue
 from engine.policy import Headroom
@@ -34,6 +36,8 @@ class Claims:
         self._counted_queue = (-1, 0)
         self._queued = 0
         self._waiting: tuple[tuple[int, int], ...] = ()
+        # who would not fit beside those that run, until one of these goes
+        self._too_large: tuple[int, Entry | None] = (-1, None)
 
     def levels(self, partial: float) -> tuple[float, ...]:
         """
@@ -84,6 +88,40 @@ class Claims:
         # what it shares with those that run is not its own as yet, and will not be free when they have gone
         obtainable = blocks.num_free_blocks + blocks.num_used_blocks
         return own + more if blocks.num_blocks_for(sequence.num_tokens) + more <= obtainable else own
+
+    def will_fit(self, entry: Entry, matched: list[int]) -> bool:
+        """
+        Whether, as far as lengths are known, a queued sequence and all that run never need more blocks than there are.
+
+        Their use is largest just before one of them ends (Gong et al. 2025, arXiv:2507.10150). While nobody
+        comes or goes the answer stays the same.
+        """
+        running, blocks, size = self._running, self._blocks, self._blocks.block_size
+        if not entry.expected or not running:
+            return True
+        if self._too_large == (running.entries.changes, entry):
+            return False
+        pool = blocks.num_usable_blocks * size
+        own = blocks.num_blocks_to_start(entry.sequence, matched) * size
+        own_left = max(0, entry.expected - entry.sequence.num_tokens)
+        # as a rule there is room for all of them at their longest
+        most = int(running.num_tokens.sum()) + int(running.left().sum()) + len(running) * size
+        if most + own + own_left + size <= pool or self._peak(own, own_left) <= pool:
+            return True
+        self._too_large = (running.entries.changes, entry)
+        return False
+
+    def _peak(self, own: int, own_left: int) -> int:
+        # the most tokens in blocks that those who run will have at a time, beside one of so many now and still to get
+        running, blocks = self._running, self._blocks
+        size, slots = blocks.block_size, running.slots
+        num_tokens, left = np.append(running.num_tokens[slots], own), np.append(running.left()[slots], own_left)
+        # what is in several tables counts once
+        shared = max(0, running.num_blocks - blocks.num_used_blocks) * size
+        places = np.argsort(-left, kind="stable")
+        # the last block of each is half full
+        alive = np.arange(1, len(places) + 1) * (left[places] + size // 2)
+        return int((np.cumsum(num_tokens[places], dtype=np.int64) + alive).max()) - shared
 
     def num_victims(self, entry: Entry, matched: list[int], lacking: int) -> int | None:
         """How many less urgent sequences, the last first, must go for so many blocks; None where all are too few."""

@@ -4,11 +4,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from engine.errors import StartupError
 
 GIB = 1024**3
+
+# in which order bulk work is served; the first is the default
+PolicyName = Literal["throughput", "fcfs"]
+POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,8 @@ class EngineConfig:
         shared_tenants: Prompts of parties that do not trust each other share the cache: its
             blocks are then found by a hash that nobody can collide on purpose.
         preemption: How blocks are won back: by swap, by recompute, or whichever is cheaper.
+        policy: "throughput" puts bulk work in the order and at the pace in which all of it ends soonest;
+            "fcfs" serves it as it comes, as other work always is.
         load_format: "dummy" fills the shapes of config.json with random weights.
         num_threads: Threads of the CPU backend; None leaves torch's default.
     """
@@ -68,12 +74,15 @@ class EngineConfig:
     prefix_caching: bool = True
     shared_tenants: bool = False
     preemption: Literal["auto", "swap", "recompute"] = "auto"
+    policy: PolicyName = "throughput"
     load_format: Literal["auto", "dummy"] = "auto"
     num_threads: int | None = None
 
     def __post_init__(self) -> None:
         if self.device not in ("auto", "cpu", "cuda"):
             raise StartupError(f'device is "{self.device}"; want "auto", "cpu" or "cuda"')
+        if self.policy not in POLICIES:
+            raise StartupError(f'policy is "{self.policy}"; want "throughput" or "fcfs"')
         for name in ("block_size", "max_num_seqs", "max_num_batched_tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -2,14 +2,14 @@
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.request import NO_DECODES, BlockCopy, Chunk, Decodes, Sequence
+from engine.request import NO_DECODES, BlockCopy, Chunk, Decodes, Sequence, Status
 
 
 @dataclass(slots=True, eq=False)
@@ -18,16 +18,18 @@ class Entry:
     A sequence in the scheduler's care.
 
     Args:
-        order: (priority, arrival): the smaller is served first and preempted last.
+        order: Priority, then what the queue's policy says: the smaller is served first and preempted last.
         limit: Number of tokens at which the answer ends at the latest.
         gate: Newest step launched when it was last preempted; it may not run again before that step
             has completed. -1 when it never was.
+        expected: Number of tokens at which the answer will probably end; 0 where nobody knows.
     """
 
     sequence: Sequence
-    order: tuple[int, int]
+    order: tuple[int, ...]
     limit: int
     gate: int = -1
+    expected: int = 0
 
     @property
     def priority(self) -> int:
@@ -70,6 +72,17 @@ class EntryList(list[Entry]):
     def sequences(self) -> Iterable[Sequence]:
         return (entry.sequence for entry in self)
 
+    def check(self, states: Collection[Status]) -> None:
+        """Raise AssertionError when the order is wrong, or a sequence is in none of `states` or not as it should be."""
+        orders = [entry.order for entry in self]
+        assert orders == sorted(orders), f"out of order: {orders}"
+        for sequence in self.sequences():
+            assert sequence.status in states, f"{sequence} is in the wrong list"
+            assert sequence.num_computed <= sequence.num_tokens, f"{sequence} is ahead of its tokens"
+            assert sequence.num_known <= sequence.num_tokens, f"{sequence} knows tokens that nobody sampled"
+            assert sequence.status is not Status.WAITING or not sequence.num_computed, f"{sequence} holds no KV"
+            assert bool(sequence.host_blocks) == (sequence.status is Status.SWAPPED), f"{sequence} on the host"
+
     def place_behind(self, priority: float) -> int:
         """How many entries have this priority or a smaller one: the place of the first that is less urgent."""
         return len(self) if priority == inf else bisect_right(self, priority, key=_priority)
@@ -88,16 +101,25 @@ class Queue(EntryList):
         self._num_tokens = array("q")
         # the last token of an answer is never computed
         self._ends = array("q")
+        self._expected = array("q")
 
     def insert_sorted(self, entry: Entry) -> int:
         index = super().insert_sorted(entry)
         self._num_tokens.insert(index, entry.sequence.num_tokens)
         self._ends.insert(index, entry.limit - 1)
+        self._expected.insert(index, entry.expected)
         return index
 
     def take(self, index: int) -> None:
         super().take(index)
-        del self._num_tokens[index], self._ends[index]
+        del self._num_tokens[index], self._ends[index], self._expected[index]
+
+    def longest_first(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The tokens that each has, and those that it will probably get, at least one; most to get first."""
+        num_tokens = np.array(self._num_tokens, dtype=np.int64)
+        left = np.maximum(np.array(self._expected, dtype=np.int64) - num_tokens, 1)
+        places = np.argsort(-left, kind="stable")
+        return num_tokens[places], left[places]
 
     def claims(self, headroom: int, block_size: int) -> NDArray[np.int64]:
         """[len(self)], blocks that each will have when it has run for `headroom` tokens, or to its end."""
@@ -175,7 +197,7 @@ class Pass:
         sequence.num_tokens += samples
 
 
-def _order(entry: Entry) -> tuple[int, int]:
+def _order(entry: Entry) -> tuple[int, ...]:
     return entry.order
 
 

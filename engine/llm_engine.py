@@ -9,6 +9,7 @@ from engine.errors import DeviceLost, EmptyPrompt, EngineError, InvalidParams, P
 from engine.faults import is_lost, is_out_of_memory, release_cached_memory
 from engine.output import OutputProcessor
 from engine.request import (
+    BULK,
     Capacity,
     Completion,
     FinishReason,
@@ -168,7 +169,7 @@ class LLMEngine:
         self, prompts: Iterable[str | TokenIds], params: SamplingParams | SequenceOf[SamplingParams]
     ) -> list[RequestOutput]:
         """
-        Run prompts (texts, or arrays of token ids) to their end and return the outputs in order.
+        Run prompts (texts, or arrays of token ids) to their end, as bulk, and return the outputs in order.
 
         For an engine that nobody else feeds: outputs of other requests are dropped.
 
@@ -179,7 +180,7 @@ class LLMEngine:
         requests = []
         for index, prompt in enumerate(prompts):
             chosen = params if isinstance(params, SamplingParams) else params[index]
-            requests.append(Request(f"generate-{index}", self._encode(prompt), chosen))
+            requests.append(Request(f"generate-{index}", self._encode(prompt), chosen, priority=BULK))
         for request in requests:
             self._check(request)
         for request in requests:

@@ -21,6 +21,7 @@ from engine.model_runner import ModelRunner
 from engine.output import OutputProcessor
 from engine.policy import PreemptionPolicy
 from engine.prefix import blake2b_128, xxh3_128
+from engine.queue_policy import queue_policy
 from engine.sampler import Sampler
 from engine.scheduler import Scheduler
 from engine.state import SamplingState
@@ -82,6 +83,7 @@ def load_engine(config: EngineConfig) -> LLMEngine:
             max_num_batched_tokens=limits.max_num_batched_tokens,
             max_model_len=max_model_len,
             preemption=_preemption(parts, on_gpu=on_gpu),
+            policy=queue_policy(config.policy),
         ),
         runner=runner,
         outputs=OutputProcessor(tokenizer, ends, max_model_len),

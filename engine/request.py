@@ -17,6 +17,8 @@ TokenIds = NDArray[np.int32]
 
 # those that capacity tells apart: interactive, standard, bulk
 PRIORITIES = (0, 1, 2)
+# nobody waits for these: the engine may put them in the order in which all of them end soonest
+BULK = PRIORITIES[-1]
 
 
 class Status(Enum):

@@ -49,6 +49,8 @@ class Running:
         self._claims = np.zeros(num_slots, dtype=np.int32)
         # the last token of an answer that is ever computed, rounded up as claims are; 0 at a free slot
         self._farthest = np.zeros(num_slots, dtype=np.int32)
+        # tokens at which its answer will probably end; 0 where nobody knows
+        self._expected = np.zeros(num_slots, dtype=np.int32)
         # by priority that capacity tells apart, who is less urgent: 1 or 0. The first row is of all; floats, which
         # multiply fast
         self._behind = np.zeros((1 + len(PRIORITIES), num_slots))
@@ -79,6 +81,11 @@ class Running:
     def missing(self) -> Int32s:
         """[num_slots], tokens that are there to be computed; the last of an answer never is."""
         return np.minimum(self.num_tokens, self.ends) - self.num_computed
+
+    def left(self) -> Int32s:
+        """[num_slots], tokens that each will probably still get; 0 where nobody knows."""
+        left: Int32s = np.maximum(self._expected - self.num_tokens, 0)
+        return left
 
     def num_missing(self, place: int) -> int:
         """How many tokens are there to be computed of those before a place of the order, together."""
@@ -140,6 +147,7 @@ class Running:
         sequence.move_counts(self._columns[:3, slot])
         self.ends[slot] = entry.limit - 1
         self._farthest[slot] = entry.limit + self.block_size - 2
+        self._expected[slot] = entry.expected
         self.room[slot] = len(sequence.block_table) * self.block_size
         self.num_blocks += len(sequence.block_table)
         self._behind[:, slot] = entry.priority > _LEVELS
@@ -168,7 +176,7 @@ class Running:
         sequence.keep_tokens(sequence.num_tokens)
         sequence.move_counts(np.empty(3, dtype=np.int32))
         self.num_blocks -= int(self.room[slot]) // self.block_size
-        self._columns[:, slot] = self._farthest[slot] = 0
+        self._columns[:, slot] = self._farthest[slot] = self._expected[slot] = 0
 
     def grew(self, slots: NDArray[np.int64], blocks: NDArray[np.int64]) -> None:
         """Note the block that each of these slots' sequences got."""

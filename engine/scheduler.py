@@ -12,6 +12,7 @@ from engine.block_manager import BlockManager
 from engine.claims import MAX_PASSED_OVER, Claims
 from engine.entries import Arrived, Entry, Pass, Queue
 from engine.policy import Headroom, Preemption, PreemptionPolicy
+from engine.queue_policy import QueuePolicy
 from engine.request import BlockCopy, Capacity, FinishReason, Sequence, Status, Step
 from engine.running import Running
 
@@ -39,6 +40,7 @@ class Scheduler:
         max_model_len: Longest prompt plus answer.
         preemption: Picks between swap and recompute.
         headroom: Growth that admission leaves room for.
+        policy: Order and pace within a priority; first come, first served where it is None.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class Scheduler:
         max_model_len: int,
         preemption: PreemptionPolicy | None = None,
         headroom: Headroom | None = None,
+        policy: QueuePolicy | None = None,
     ) -> None:
         self.blocks = blocks
         self.max_num_seqs = max_num_seqs
@@ -62,7 +65,7 @@ class Scheduler:
         self.num_preemptions = {Preemption.SWAP: 0, Preemption.RECOMPUTE: 0}
 
         self._entries: dict[Sequence, Entry] = {}
-        self._arrivals = 0
+        self._policy = policy or QueuePolicy()
         self._queue = Queue()
         self._running = Running(max_num_seqs, blocks.block_size)
         self._claims = Claims(blocks, self._running, self._queue, self.headroom)
@@ -100,8 +103,7 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         """Queue a new sequence. One that has no token to go, or can never fit, ends in `overgrown` at once."""
         limit = min(sequence.num_prompt_tokens + sequence.params.max_tokens, self.max_model_len)
-        entry = Entry(sequence, (sequence.request.priority, self._arrivals), limit)
-        self._arrivals += 1
+        entry = self._policy.enter(sequence, limit, self._launched)
         self._entries[sequence] = entry
         self._queue.insert_sorted(entry)
         too_large = self.blocks.num_blocks_for(sequence.num_known) > self.blocks.num_usable_blocks
@@ -129,6 +131,7 @@ class Scheduler:
         sequence.num_tokens = sequence.num_known
         sequence.status = Status.FINISHED
         sequence.finish_reason = reason
+        self._policy.ended(sequence, reason)
 
     def schedule(self) -> Step | None:
         """
@@ -141,6 +144,7 @@ class Scheduler:
         if queue and in_flight and claims.wait_for_steps(self._completed, self.max_num_batched_tokens):
             return None
         plan = Pass(budget=self.max_num_batched_tokens)
+        self._policy.plan(queue, self._running, num_free_blocks=self.blocks.num_free_blocks, budget=plan.budget)
         start = 0
         for priority in claims.levels(self._partial):
             self._decode(plan, slice(start, entries.place_behind(priority)))
@@ -226,17 +230,9 @@ class Scheduler:
         """Raise AssertionError when the books disagree, here or in the block manager."""
         self.blocks.check(self._entries)
         self._running.check()
-        running = self._running.entries
-        assert len(self._entries) == len(self._queue) + len(running), f"{len(self._entries)} alive"
-        for entries, states in ((running, {Status.RUNNING}), (self._queue, {Status.WAITING, Status.SWAPPED})):
-            orders = [entry.order for entry in entries]
-            assert orders == sorted(orders), f"out of order: {orders}"
-            for sequence in entries.sequences():
-                assert sequence.status in states, f"{sequence} is in the wrong list"
-                assert sequence.num_computed <= sequence.num_tokens, f"{sequence} is ahead of its tokens"
-                assert sequence.num_known <= sequence.num_tokens, f"{sequence} knows tokens that nobody sampled"
-                assert sequence.status is not Status.WAITING or not sequence.num_computed, f"{sequence} holds no KV"
-                assert bool(sequence.host_blocks) == (sequence.status is Status.SWAPPED), f"{sequence} on the host"
+        assert len(self._entries) == len(self._queue) + len(self._running), f"{len(self._entries)} alive"
+        self._running.entries.check({Status.RUNNING})
+        self._queue.check({Status.WAITING, Status.SWAPPED})
         swapped = sum(1 for sequence in self._queue.sequences() if sequence.status is Status.SWAPPED)
         assert swapped == self._num_swapped, f"{swapped} swapped and {self._num_swapped} counted"
 
@@ -391,6 +387,8 @@ class Scheduler:
                 break
             if not running.has_free_slot and running.entries[-1].priority <= entry.priority:
                 break
+            if not self._policy.may_start(entry):
+                break
             matched = blocks.match_prefix(entry.sequence)
             if blocks.is_being_computed(entry.sequence, matched):
                 index += 1
@@ -401,7 +399,9 @@ class Scheduler:
                 continue
             if entry.priority != counted:
                 counted, promised = entry.priority, self._claims.promised(entry.priority)
-            if not self._may_split(plan, entry.sequence, matched) or not self._make_way(plan, entry, matched, promised):
+            if not self._claims.will_fit(entry, matched) or not self._may_split(plan, entry.sequence, matched):
+                break
+            if not self._make_way(plan, entry, matched, promised):
                 break
             promised += self._claims.growth(entry)
             queue.take(index)
@@ -442,6 +442,7 @@ class Scheduler:
                 sequence.num_cached = min(num_cached, sequence.num_prompt_tokens)
         sequence.status = Status.RUNNING
         self._running.join(entry)
+        self._policy.started(entry)
         plan.add_chunk(sequence, join=True)
 
     def _overgrow(self, sequence: Sequence) -> None:

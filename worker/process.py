@@ -291,6 +291,7 @@ def _engine_config(settings: WorkerSettings, folder: Path) -> EngineConfig:
         prefix_caching=settings.prefix_caching,
         shared_tenants=settings.shared_tenants,
         preemption=settings.preemption,
+        policy=settings.policy,
         load_format=settings.load_format,
         num_threads=settings.num_threads,
     )

@@ -95,6 +95,9 @@ class WorkerSettings(ClientSettings):
     preemption: Literal["auto", "swap", "recompute"] = Field(
         "auto", description="How blocks are won back under pressure; auto takes the cheaper way."
     )
+    policy: Literal["throughput", "fcfs"] = Field(
+        "throughput", description="Bulk jobs in the order in which all end soonest, or as they come: fcfs."
+    )
     load_format: Literal["auto", "dummy"] = Field("auto", description='"dummy" runs the model with random weights.')
     num_threads: int | None = Field(None, ge=1, description="Threads of the CPU backend; unset: torch decides.")
 

@@ -10,7 +10,15 @@ _QWEN = roofline.Shape.of(shapes.SHAPES["qwen2.5-0.5b"])
 
 @pytest.mark.parametrize(
     ("name", "rate"),
-    [("sharegpt", 16540), ("fixed512", 13464), ("prefix", 21560), ("batch32", 7918), ("single", 286)],
+    [
+        ("sharegpt", 16540),
+        ("fixed512", 13464),
+        ("prefix", 21560),
+        ("batch32", 7918),
+        ("single", 286),
+        ("groups", 13130),
+        ("longtail", 10571),
+    ],
 )
 def test_the_limit_of_llama_8b_on_an_h200(name: str, rate: int) -> None:
     """

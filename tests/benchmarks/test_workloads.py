@@ -1,6 +1,8 @@
 """The requests that all engines are compared on never change."""
 
 import json
+from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,8 @@ from benchmarks import workloads
         ("prefix", "0b18f43425f6"),
         ("single", "109159ab72d1"),
         ("batch32", "751cde840045"),
+        ("groups", "71cd07517167"),
+        ("longtail", "309010d027bf"),
     ],
 )
 def test_a_workload_has_its_digest(name: str, digest: str) -> None:
@@ -35,6 +39,8 @@ def test_a_workload_has_its_digest(name: str, digest: str) -> None:
         ("prefix", "4cb07bd12c63"),
         ("single", "eead7875e78a"),
         ("batch32", "2af65377badb"),
+        ("groups", "005d9aa6252a"),
+        ("longtail", "b971bc8b8226"),
     ],
 )
 def test_scale_and_vocabulary_have_their_digest(name: str, digest: str) -> None:
@@ -82,6 +88,29 @@ def test_all_prompts_of_prefix_begin_alike() -> None:
 
     assert first.prompt[:2048] == second.prompt[:2048]
     assert first.prompt[2048] != second.prompt[2048]
+
+
+def test_four_prompts_of_groups_begin_alike_and_are_not_together() -> None:
+    """
+    Each prefix of 700 tokens has four requests, in random places.
+    """
+    requests = workloads.build("groups")
+    heads = [tuple(request.prompt[:700]) for request in requests]
+
+    assert {4: 300} == Counter(Counter(heads).values())
+    assert 10 > sum(first == second for first, second in pairwise(heads))
+    assert len(requests) == len({tuple(request.prompt[:701]) for request in requests})
+
+
+def test_one_answer_of_longtail_in_twenty_is_long() -> None:
+    """
+    5 % have 4,096 tokens, anywhere among the others, and these are as long as those of sharegpt.
+    """
+    outputs = [request.max_tokens for request in workloads.build("longtail")]
+
+    assert 50 == outputs.count(4096)
+    assert 1024 >= max(tokens for tokens in outputs if tokens < 4096)
+    assert 10 < sum(tokens == 4096 for tokens in outputs[:500]) < 40
 
 
 def test_a_result_line_tells_missing_tokens() -> None:

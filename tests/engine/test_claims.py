@@ -68,6 +68,74 @@ def test_all_is_planned_at_once_unless_a_prompt_is_more_urgent_than_others_that_
     assert levels == claims.levels(partial)
 
 
+def seated(*tokens_and_ends: tuple[int, int], num_blocks: int) -> tuple[Claims, Running]:
+    """Sequences that run, by the tokens that each has and those at which it will probably end; blocks of 4."""
+    blocks = BlockManager(num_blocks=num_blocks + 1, block_size=4)
+    running, queue = Running(8, block_size=4), Queue()
+    for arrival, (num_tokens, end) in enumerate(tokens_and_ends):
+        running.join(allocated(blocks, arrival, num_tokens, end))
+    return Claims(blocks, running, queue, Headroom()), running
+
+
+def allocated(blocks: BlockManager, arrival: int, num_tokens: int, end: int) -> Entry:
+    prompt = np.arange(num_tokens, dtype=np.int32) + 1000 * arrival
+    sequence = Sequence(Request("r", prompt, SamplingParams(max_tokens=100), priority=BULK), 0)
+    blocks.allocate(sequence, [])
+    return Entry(sequence, (BULK, arrival), limit=num_tokens + 100, expected=end)
+
+
+def waiting(num_tokens: int, end: int) -> Entry:
+    sequence = Sequence(Request("r", np.arange(num_tokens, dtype=np.int32), SamplingParams(), priority=BULK), 0)
+    return Entry(sequence, (BULK, 99), limit=500, expected=end)
+
+
+@pytest.mark.parametrize(("num_blocks", "fits"), [(16, False), (17, True)])
+def test_who_is_let_in_fits_until_the_first_ends(num_blocks: int, fits: bool) -> None:
+    """
+    Most is needed just before two of them end: 36 tokens, 8 more of each, and half a block for each.
+    """
+    claims, _ = seated((16, 24), (16, 56), num_blocks=num_blocks)
+
+    assert fits == claims.will_fit(waiting(4, 12), [])
+
+
+def test_one_that_will_be_gone_leaves_its_blocks_to_the_others() -> None:
+    """
+    The longest alone may have what all together never need at one time.
+    """
+    claims, running = seated((32, 34), (8, 9), num_blocks=20)
+
+    assert claims.will_fit(waiting(8, 60), [])
+    assert not claims.will_fit(waiting(8, 90), [])
+    # nobody else will ever need a block: it is as the pool is
+    for entry in list(running.entries):
+        running.leave(entry, 0)
+    assert claims.will_fit(waiting(8, 90), [])
+
+
+def test_lengths_that_nobody_knows_do_not_keep_anybody_out() -> None:
+    """
+    What will be needed is not known then, and the headroom alone has to do.
+    """
+    claims, _ = seated((32, 0), (8, 0), num_blocks=12)
+
+    assert claims.will_fit(waiting(4, 0), [])
+    assert not claims.will_fit(waiting(4, 30), [])
+
+
+def test_who_was_too_large_may_fit_when_somebody_has_gone() -> None:
+    """
+    The answer is kept for as long as nobody comes or goes.
+    """
+    claims, running = seated((16, 60), (16, 60), num_blocks=30)
+    late = waiting(8, 60)
+    assert [False, False] == [claims.will_fit(late, []) for _ in range(2)]
+
+    running.leave(running.entries[0], 0)
+
+    assert claims.will_fit(late, [])
+
+
 def test_what_was_promised_twice_is_no_gain() -> None:
     """
     Where those who wait want more than is free, that much of what could be taken is missing already.

@@ -258,6 +258,7 @@ def test_what_is_left_open_follows_the_device() -> None:
     ("settings", "said"),
     [
         ({"device": "gpu"}, 'device is "gpu"'),
+        ({"policy": "lifo"}, 'policy is "lifo"; want "throughput" or "fcfs"'),
         ({"max_num_seqs": 0}, "max_num_seqs is 0"),
         ({"gpu_memory_utilization": 0.0}, "gpu_memory_utilization is 0;"),
         ({"gpu_memory_utilization": 90.0}, "gpu_memory_utilization is 90; want a share"),

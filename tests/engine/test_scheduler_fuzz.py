@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,8 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.block_manager import BlockManager
+from engine.entries import Entry
+from engine.pacing import Pacing
 from engine.policy import Headroom, PreemptionPolicy
 from engine.prefix import blake2b_128, xxh3_128
+from engine.queue_policy import QueuePolicy, Throughput
 from engine.request import FinishReason, Progress, Request, Sequence, Status
 from engine.sampling_params import SamplingParams
 from engine.scheduler import Scheduler
@@ -34,6 +38,23 @@ class WatchedHeadroom(Headroom):
         self.crowded = False
 
 
+class WatchedPolicy(QueuePolicy):
+    """Also remembers every sequence's place."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.orders: dict[Sequence, tuple[int, ...]] = {}
+
+    def enter(self, sequence: Sequence, limit: int, step: int) -> Entry:
+        entry = super().enter(sequence, limit, step)
+        self.orders[sequence] = entry.order
+        return entry
+
+
+class WatchedThroughput(WatchedPolicy, Throughput):
+    """The same of the other policy."""
+
+
 @dataclass
 class World:
     """One random set-up and all sequences that were given to it."""
@@ -41,6 +62,7 @@ class World:
     rng: random.Random
     blocks: BlockManager
     headroom: WatchedHeadroom
+    policy: WatchedPolicy
     scheduler: Scheduler
     turns: Turns
     alive: dict[str, list[Sequence]]
@@ -70,6 +92,19 @@ def undisturbed(sequence: Sequence, max_model_len: int) -> tuple[list[int], Fini
 
 
 @st.composite
+def policies(draw: st.DrawFn) -> WatchedPolicy:
+    """First come first served, or throughput that paces and groups what is small."""
+    if draw(st.booleans()):
+        return WatchedPolicy()
+    pacing = Pacing(
+        spread=draw(st.sampled_from([1.1, 0.1])),
+        margin=draw(st.sampled_from([0.125, 0.9])),
+        slack=draw(st.sampled_from([8, 0])),
+    )
+    return WatchedThroughput(pacing, group_tokens=draw(st.sampled_from([4, 256])))
+
+
+@st.composite
 def worlds(draw: st.DrawFn) -> World:
     """A set-up that shrinks to the plainest one, and a seed for what happens in it."""
     block_size = draw(st.sampled_from([1, 2, 4, 8]))
@@ -85,6 +120,7 @@ def worlds(draw: st.DrawFn) -> World:
     )
     # without headroom sequences evict each other all the time
     headroom = WatchedHeadroom(least=draw(st.sampled_from([0, 4, 16])))
+    policy = draw(policies())
     scheduler = Scheduler(
         blocks,
         max_num_seqs=draw(st.sampled_from([1, 3, 8, 16])),
@@ -92,10 +128,11 @@ def worlds(draw: st.DrawFn) -> World:
         max_model_len=draw(st.sampled_from([fits, fits // 2, fits + block_size])),
         preemption=PreemptionPolicy(draw(st.sampled_from(["auto", "swap", "recompute"])), bytes_per_token=100),
         headroom=headroom,
+        policy=policy,
     )
     runner = FakeRunner(num_blocks=num_blocks, block_size=block_size, num_host_blocks=num_host_blocks)
     turns = Turns(scheduler, runner, depth=draw(st.sampled_from([2, 3, 1])), ends=ends)
-    return World(random.Random(draw(st.integers(0, 2**32))), blocks, headroom, scheduler, turns, {}, [])
+    return World(random.Random(draw(st.integers(0, 2**32))), blocks, headroom, policy, scheduler, turns, {}, [])
 
 
 def add_request(world: World, number: int) -> None:
@@ -108,6 +145,8 @@ def add_request(world: World, number: int) -> None:
         n=rng.choice([1, 1, 1, 3]),
         max_tokens=rng.choice([1, 2, rng.randint(1, 40), rng.randint(1, longest), 2 * longest]),
         prompt_logprobs=rng.choice([None] * 5 + [0]),
+        # where it says so the length seems known, which it is not: some end before
+        ignore_eos=rng.random() < 0.5,
     )
     request_id = f"r{number}"
     resumed: tuple[Progress, ...] = ()
@@ -169,10 +208,6 @@ def check_answer(world: World, sequence: Sequence) -> None:
         assert reason is sequence.finish_reason
 
 
-def order(sequence: Sequence, world: World) -> tuple[int, int]:
-    return sequence.request.priority, world.everyone.index(sequence)
-
-
 def check_capacity(world: World) -> None:
     """What is said of each priority, counted one by one."""
     scheduler, blocks = world.scheduler, world.blocks
@@ -205,7 +240,7 @@ def take_turn(world: World) -> None:
 
     Where they did not give way to one that grew, they did to one that came in.
     """
-    scheduler = world.scheduler
+    scheduler, order = world.scheduler, world.policy.orders
     before = scheduler.running
     joined: list[Sequence] = []
     step = world.turns.take()
@@ -213,9 +248,9 @@ def take_turn(world: World) -> None:
     check_capacity(world)
     if step is not None:
         joined = [chunk.sequence for chunk in step.chunks if chunk.join]
-    victims = [order(s, world) for s in before if not s.finished and s.status is not Status.RUNNING]
+    victims = [order[s] for s in before if not s.finished and s.status is not Status.RUNNING]
     if victims:
-        assert all(order(s, world) < min(victims) for s in scheduler.running)
+        assert all(order[s] < min(victims) for s in scheduler.running)
         assert all(s.request.priority < min(victims)[0] for s in joined)
         assert joined or world.headroom.crowded
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import torch
 
 from engine.block_manager import BlockManager
+from engine.config import PolicyName
 from engine.cuda.kv_cache import CudaKVCache
 from engine.cuda.model_runner import CudaModelRunner
 from engine.kv_cache import CacheShape, KVCache
@@ -13,6 +14,7 @@ from engine.model.loader import load_model
 from engine.model_runner import ModelRunner
 from engine.output import OutputProcessor
 from engine.policy import PreemptionPolicy
+from engine.queue_policy import queue_policy
 from engine.sampler import Sampler
 from engine.scheduler import Scheduler
 from engine.state import SamplingState
@@ -46,6 +48,7 @@ def make_engine(
     max_model_len: int = MAX_MODEL_LEN,
     block_size: int = BLOCK_SIZE,
     dtype: torch.dtype = torch.float32,
+    policy: PolicyName = "throughput",
 ) -> LLMEngine:
     model, config = load_model(folder, dtype=dtype, max_model_len=max_model_len)
     shape = CacheShape(
@@ -79,6 +82,7 @@ def make_engine(
             max_num_batched_tokens=budget,
             max_model_len=max_model_len,
             preemption=PreemptionPolicy(mode),
+            policy=queue_policy(policy),
         ),
         runner=runner,
         outputs=OutputProcessor(None, [3], max_model_len),

@@ -6,6 +6,7 @@ import numpy as np
 
 from engine.block_manager import BlockManager
 from engine.policy import Headroom, PreemptionPolicy
+from engine.queue_policy import QueuePolicy
 from engine.request import Request, Sequence, Step
 from engine.sampling_params import SamplingParams
 from engine.scheduler import Scheduler
@@ -21,6 +22,7 @@ def make_scheduler(
     max_model_len: int = 200,
     preemption: str = "auto",
     headroom: int = 16,
+    policy: QueuePolicy | None = None,
 ) -> Scheduler:
     return Scheduler(
         BlockManager(num_blocks=num_blocks, block_size=4, num_host_blocks=num_host_blocks),
@@ -29,6 +31,7 @@ def make_scheduler(
         max_model_len=max_model_len,
         preemption=PreemptionPolicy(preemption),
         headroom=Headroom(least=headroom),
+        policy=policy,
     )
 
 

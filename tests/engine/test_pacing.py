@@ -1,0 +1,131 @@
+"""Bulk work that could start waits for steps that would be small otherwise."""
+
+import numpy as np
+
+from engine.entries import Entry, Queue
+from engine.pacing import Pacing
+from engine.request import BULK, Request, Sequence
+from engine.running import Running
+from engine.sampling_params import SamplingParams
+
+SIZE = 4
+
+
+class Bench:
+    """Sequences that run and wait, by the tokens that each will still get."""
+
+    def __init__(self, *, running: list[int], waiting: list[int], num_slots: int = 64, free: int = 10_000) -> None:
+        self.running, self.queue = Running(num_slots, SIZE), Queue()
+        self.num_free_blocks = free
+        self.pacing = Pacing(spread=1.0, margin=0.0, slack=2)
+        self._arrivals = 0
+        for left in running:
+            self.running.join(self.entry(left))
+        for left in waiting:
+            self.wait(left)
+
+    def entry(self, left: int, num_tokens: int = 10) -> Entry:
+        self._arrivals += 1
+        prompt = np.arange(num_tokens, dtype=np.int32)
+        sequence = Sequence(Request("r", prompt, SamplingParams(), priority=BULK), 0)
+        limit = num_tokens + left
+        return Entry(sequence, (BULK, self._arrivals), limit=limit, expected=limit)
+
+    def wait(self, left: int, num_tokens: int = 10) -> None:
+        self.queue.insert_sorted(self.entry(left, num_tokens))
+
+    def num_starting(self, budget: int = 8192) -> int:
+        """How many of those that wait the next step lets in."""
+        self.pacing.plan(self.queue, self.running, num_free_blocks=self.num_free_blocks, budget=budget)
+        count = 0
+        while count < len(self.queue) and self.pacing.is_open:
+            self.pacing.started()
+            count += 1
+        return count
+
+
+def test_as_many_run_as_would_if_all_steps_were_of_one_size() -> None:
+    """
+    100 steps are taken anyway; 300 tokens in all are three a step, of which one runs already.
+    """
+    assert 2 == Bench(running=[100], waiting=[20] * 10).num_starting()
+
+
+def test_nobody_starts_while_enough_run() -> None:
+    """
+    Those that wait would only make these steps larger, and the later ones smaller.
+    """
+    assert 0 == Bench(running=[100, 50, 50, 50], waiting=[10] * 5).num_starting()
+
+
+def test_who_would_end_last_starts_at_once() -> None:
+    """
+    An answer as long as the longest that runs would make the whole longer.
+    """
+    assert 2 == Bench(running=[100, 50, 50], waiting=[99, 98]).num_starting()
+
+
+def test_the_latest_start_comes_nearer_with_every_step() -> None:
+    """
+    One that need not start now is started when the steps that are left are as many as its tokens and the slack.
+    """
+    bench = Bench(running=[30, 10, 10], waiting=[20])
+    seen = [bench.num_starting() for _ in range(9)]
+
+    assert [0] * 8 + [1] == seen
+
+
+def test_prompts_that_take_many_steps_start_so_much_earlier() -> None:
+    """
+    Eleven prompts of more than a step each need that many steps before the last of them has its first token.
+    """
+    bench = Bench(running=[40] + [10] * 10, waiting=[])
+    for _ in range(10):
+        bench.wait(25, num_tokens=1000)
+
+    assert 0 == bench.num_starting(budget=8192)
+    bench.wait(25, num_tokens=1000)
+    assert 11 == bench.num_starting(budget=800)
+
+
+def test_nothing_waits_beside_an_idle_engine() -> None:
+    """
+    Where nobody runs all may start.
+    """
+    assert 5 == Bench(running=[], waiting=[10] * 5).num_starting()
+
+
+def test_nothing_waits_where_not_all_find_a_seat_or_blocks() -> None:
+    """
+    There is work for many steps then, and every step is large.
+    """
+    crowd = {"running": [100, 50, 50, 50], "waiting": [10] * 5}
+
+    assert 5 == Bench(**crowd, num_slots=8).num_starting()  # type: ignore[arg-type]
+    assert 5 == Bench(**crowd, free=20).num_starting()  # type: ignore[arg-type]
+
+
+def test_prompts_start_together() -> None:
+    """
+    With a margin nobody starts until a part of those that should run is missing, and then all of that part.
+    """
+    bench = Bench(running=[100] + [50] * 7, waiting=[30] * 30)
+    bench.pacing = Pacing(spread=1.0, margin=0.5, slack=2)
+    assert 0 == bench.num_starting()
+
+    bench = Bench(running=[100] + [50] * 3, waiting=[30] * 30)
+    bench.pacing = Pacing(spread=1.0, margin=0.5, slack=2)
+    assert 8 == bench.num_starting()
+
+
+def test_lengths_that_nobody_knows_are_not_waited_for() -> None:
+    """
+    Where nothing is known of those that run, one that waits may well end last.
+    """
+    bench = Bench(running=[100] * 6, waiting=[10])
+    for entry in list(bench.running.entries):
+        bench.running.leave(entry, 0)
+        entry.expected = 0
+        bench.running.join(entry)
+
+    assert 1 == bench.num_starting()
