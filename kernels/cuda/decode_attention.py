@@ -90,11 +90,13 @@ def launch(
         *kv_cache.stride()[:4],
         *scales.stride()[:3],
         plan.block_tables.stride(0),
+        *_prefix_of(plan),
         **constants(query, kv_cache, config),
         HEADS=heads,
         SOFTCAP=softcap > 0,
         SCALED=kv_scales is not None,
         SPLIT=split,
+        PREFIX_ROWS=plan.cascade.layout.tile_rows if plan.cascade is not None else 0,
         num_warps=config["warps"],
         num_stages=config["stages"],
     )
@@ -110,6 +112,11 @@ def launch(
             num_warps=1 if plan.num_splits <= 8 else 4,
         )
     return out
+
+
+def _prefix_of(plan: PagedDecode) -> tuple[Tensor | None, ...]:
+    cascade = plan.cascade
+    return (None, None, None) if cascade is None else (cascade.rows, cascade.outputs, cascade.lses)
 
 
 def constants(query: Tensor, kv_cache: Tensor, config: dict[str, int]) -> dict[str, Any]:
@@ -155,6 +162,9 @@ def _decode_kernel(
     scale_block_stride,
     scale_head_stride,
     table_stride,
+    prefix_rows,
+    prefix_outputs,
+    prefix_lses,
     GROUP_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -166,6 +176,7 @@ def _decode_kernel(
     SOFTCAP: tl.constexpr,
     SCALED: tl.constexpr,
     SPLIT: tl.constexpr,
+    PREFIX_ROWS: tl.constexpr,
     DOT_DTYPE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
@@ -175,6 +186,9 @@ def _decode_kernel(
     seq_len = tl.load(seq_lens + seq)
     # the newest token sees the last `window` tokens: no key in the range needs a mask
     first = tl.maximum(seq_len - window, 0)
+    if PREFIX_ROWS:
+        # the tokens before it have been attended for all that share them; there is one behind it at least
+        first = tl.load(prefix_rows + seq * 4)
     share = tl.cdiv(tl.cdiv(seq_len - first, num_splits), STEP) * STEP
     start = first + tl.program_id(2) * share
     stop = tl.minimum(start + share, seq_len)
@@ -202,6 +216,13 @@ def _decode_kernel(
     highest = tl.full(q.shape[:-1], LOWEST, tl.float32)
     total = tl.zeros(q.shape[:-1], tl.float32)
     acc = tl.zeros(q.shape, tl.float32)
+    if PREFIX_ROWS:
+        highest, total, acc = _behind_prefix(
+            prefix_rows + seq * 4, prefix_outputs, prefix_lses, heads, highest, total, acc,
+            GROUP_SIZE, HEAD_DIM, BLOCK_M, BLOCK_D, HEADS, SLICES, PREFIX_ROWS,
+        )  # fmt: skip
+        if SCALED:
+            acc *= VALUE_GAIN
     for begin in range(start, stop, STEP):
         positions = begin + offsets
         seen = positions < stop
@@ -249,6 +270,39 @@ def _streams(first_head, TILE: tl.constexpr, HEADS: tl.constexpr, SLICES: tl.con
         heads = (first_head + streams % HEADS)[:, None]
         offsets = (streams // HEADS * TILE)[:, None] + tl.arange(0, TILE)[None, :]
     return heads, offsets
+
+
+@triton.jit
+def _behind_prefix(
+    row, outputs, lses, heads, highest, total, acc,
+    GROUP_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
+    HEADS: tl.constexpr, SLICES: tl.constexpr, PREFIX_ROWS: tl.constexpr,
+):  # fmt: skip
+    """Begin with what the pass over shared prefixes found for a sequence, in the first split and slice alone."""
+    num_kv_heads = tl.num_programs(0) * HEADS
+    num_items = tl.where(tl.program_id(2) == 0, tl.load(row + 2), 0)
+    first = tl.load(row + 1).to(tl.int64)
+    rows = tl.arange(0, BLOCK_M)
+    dims = tl.arange(0, BLOCK_D)
+    mask = rows < GROUP_SIZE
+    if SLICES > 1:
+        mask = mask[None, :] & (tl.arange(0, HEADS * SLICES) < HEADS)[:, None]
+    offsets = heads * PREFIX_ROWS + (tl.load(row + 3) * GROUP_SIZE + rows)
+    for item in range(num_items):
+        places = (first + item) * num_kv_heads * PREFIX_ROWS + offsets
+        logs = tl.load(lses + places, mask=mask, other=LOWEST)
+        part = tl.load(
+            outputs + tl.expand_dims(places * HEAD_DIM, -1) + dims,
+            mask=tl.expand_dims(mask, -1) & (dims < HEAD_DIM),
+            other=0.0,
+        )
+        raised = tl.maximum(highest, logs)
+        decay = tl.exp2(highest - raised)
+        weights = tl.exp2(logs - raised)
+        total = total * decay + weights
+        acc = acc * tl.expand_dims(decay, -1) + part * tl.expand_dims(weights, -1)
+        highest = raised
+    return highest, total, acc
 
 
 @triton.jit

@@ -17,8 +17,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from engine.cuda.cascade import CascadeGate
+from engine.cuda.model_runner import CudaModelRunner, CudaTicket
 from engine.llm_engine import LLMEngine
-from engine.request import Completion, FinishReason, Progress, Request, RequestOutput
+from engine.request import Completion, FinishReason, Progress, Request, RequestOutput, Step
 from engine.sampling_params import SamplingParams
 from tests.support.answers import run_all
 from tests.support.cuda_engine import MAX_MODEL_LEN, make_engine
@@ -113,6 +115,22 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return paths
 
 
+def check_books(engine: LLMEngine) -> None:
+    """Whenever a step is launched, what the runner knows of shared prefixes is what the tables say."""
+    runner = engine._runner
+    assert isinstance(runner, CudaModelRunner)
+    launch = runner.launch
+
+    def checked(step: Step) -> CudaTicket:
+        ticket = launch(step)
+        if runner.cascade:
+            running = engine._scheduler.running
+            runner.cascade.prefixes.check({sequence.slot: sequence.block_table for sequence in running})
+        return ticket
+
+    runner.launch = checked  # type: ignore[method-assign]
+
+
 def check(folders: list[Path], seed: int) -> None:
     rng = random.Random(seed)
     folder = rng.choice(folders)
@@ -131,7 +149,10 @@ def check(folders: list[Path], seed: int) -> None:
         max_num_seqs=rng.choice((1, 2, 3, 6)),
         block_size=block_size,
         dtype=torch.float64,
+        # as many as there may be, of the shortest prefixes that a pass can have, or none
+        cascade=rng.choice((CascadeGate(2, 1), CascadeGate(3, 1), None)),
     )
+    check_books(engine)
 
     finished = 0
     for request, output in play(engine, requests, rng):

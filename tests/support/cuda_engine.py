@@ -5,6 +5,7 @@ from pathlib import Path
 import torch
 
 from engine.block_manager import BlockManager
+from engine.cuda.cascade import CascadeGate
 from engine.cuda.kv_cache import CudaKVCache
 from engine.cuda.model_runner import CudaModelRunner
 from engine.kv_cache import CacheShape, KVCache
@@ -46,6 +47,7 @@ def make_engine(
     max_model_len: int = MAX_MODEL_LEN,
     block_size: int = BLOCK_SIZE,
     dtype: torch.dtype = torch.float32,
+    cascade: CascadeGate | None = None,
 ) -> LLMEngine:
     model, config = load_model(folder, dtype=dtype, max_model_len=max_model_len)
     shape = CacheShape(
@@ -68,6 +70,7 @@ def make_engine(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=budget,
             max_model_len=max_model_len,
+            cascade=cascade,
             make_event=Passed,
         )
     else:
