@@ -25,8 +25,6 @@ from torch import Tensor
 from kernels.configs import tuned
 from kernels.gather_kv import cached_tokens
 
-# two for each of an H200's 132 multiprocessors: as many run at once
-PROGRAMS = 264
 # a chunk of fewer tokens takes longer to start and to join than to read
 MIN_CHUNK = 256
 # columns of a tile, and of a row of the batch
@@ -62,6 +60,7 @@ class CascadeLayout:
         tile_rows: Rows of a product.
         tile_seqs: Sequences of a tile: those whose query heads of one KV head fit its rows.
         unit: Prefixes are read in multiples of so many tokens; what is left over is attended behind them.
+        programs: As many of the pass run at once.
     """
 
     max_rows: int
@@ -69,6 +68,7 @@ class CascadeLayout:
     tile_rows: int
     tile_seqs: int
     unit: int
+    programs: int
 
     def max_tiles(self, num_rows: int) -> int:
         """Tiles of a batch: prefixes that do not fit are not passed over together."""
@@ -76,7 +76,7 @@ class CascadeLayout:
 
     def max_items(self, num_rows: int) -> int:
         """Items of a batch, with or without work: what a graph launches for each KV head."""
-        return max(PROGRAMS // self.num_kv_heads, self.max_tiles(num_rows))
+        return max(self.programs // self.num_kv_heads, self.max_tiles(num_rows))
 
     @property
     def sections(self) -> dict[str, slice]:
@@ -97,7 +97,7 @@ class CascadeLayout:
 
     @property
     def num_numbers(self) -> int:
-        last = self.sections["members"].stop
+        last: int = self.sections["members"].stop
         return last + -last % COLUMNS
 
 
@@ -142,7 +142,9 @@ def cascade_layout(
     config = cascade_config(head_dim, group_size, dtype)
     if group_size > config["rows"]:
         return None
-    return CascadeLayout(max_rows, num_kv_heads, config["rows"], config["rows"] // group_size, config["tile"])
+    return CascadeLayout(
+        max_rows, num_kv_heads, config["rows"], config["rows"] // group_size, config["tile"], config["programs"]
+    )
 
 
 def cascade_config(head_dim: int, group_size: int, dtype: torch.dtype) -> dict[str, int]:
@@ -150,10 +152,11 @@ def cascade_config(head_dim: int, group_size: int, dtype: torch.dtype) -> dict[s
     The configuration of the pass for the GPU at hand.
 
     Returns:
-        "rows" of a product, "tile", the tokens read at once, "warps" and "stages".
+        "rows" of a product, "tile", the tokens read at once, "warps" and "stages", and "programs", how many
+        run at once: two of an H200's 132 multiprocessors each, where nothing else was measured.
     """
-    name = str(dtype).removeprefix("torch.")
-    return tuned("cascade_attention", head_dim=head_dim, group_size=group_size, dtype=name)
+    name, padded = str(dtype).removeprefix("torch."), max(16, 1 << (head_dim - 1).bit_length())
+    return tuned("cascade_attention", head_dim=head_dim, padded_dim=padded, group_size=group_size, dtype=name)
 
 
 def cascade_workspace(layout: CascadeLayout, head_dim: int, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -280,7 +283,7 @@ def attend_prefixes_reference(
         positions = torch.arange(start, min(start + chunk, num_tokens), device=query.device)
         keys, values = cached_tokens(kv_cache, kv_scales, block_tables[slot], positions, dtype)
         members = cascade.members[tile]
-        rows = query[members[members >= 0].long()].to(dtype).unflatten(1, (num_kv_heads, group_size))
+        rows = query[members[members >= 0].long()].to(dtype).view(-1, num_kv_heads, group_size, query.shape[2])
         scores = torch.einsum("nhgd,thd->hngt", rows, keys) * scale
         if softcap:
             scores = softcap * torch.tanh(scores / softcap)
@@ -306,8 +309,11 @@ def _whole(prefix: SharedPrefix, layout: CascadeLayout) -> int:
 
 def _chunk(layout: CascadeLayout, tokens: NDArray[np.int64], num_rows: int) -> int:
     """Tokens of a chunk: items enough for the GPU, or else none much longer than the others."""
-    num_tiles = len(tokens)
+    num_tiles, longest, most = len(tokens), int(tokens.max()), layout.max_items(num_rows)
     # each tile has an item whatever the chunk is, and a tile's chunks end with a shorter one
-    spare = max(PROGRAMS // layout.num_kv_heads - num_tiles, min(num_tiles, layout.max_items(num_rows) - num_tiles))
-    chunk = max(MIN_CHUNK, -(-int(tokens.sum()) // spare)) if spare > 0 else int(tokens.max())
-    return chunk + -chunk % layout.unit
+    spare = max(layout.programs // layout.num_kv_heads - num_tiles, min(num_tiles, most - num_tiles))
+    chunk = max(MIN_CHUNK, -(-int(tokens.sum()) // spare)) if spare > 0 else longest
+    # as many chunks of the longest, all of them as long
+    even = -(-longest // -(-longest // chunk))
+    even, chunk = (size + -size % layout.unit for size in (even, chunk))
+    return even if int((-(-tokens // even)).sum()) <= most else chunk

@@ -211,7 +211,9 @@ def test_whoever_comes_back_shares_again(folder: Path) -> None:
     """
     requests = requests_with_a_head([3, 8, 1, 20, 5, 9, 2, 4], max_tokens=40)
     expected = run_all(make_engine(folder, cuda=False, dtype=torch.float64), requests)
-    engine = make_engine(folder, cuda=True, cascade=GATE, dtype=torch.float64, mode="recompute", num_blocks=44, budget=24)
+    engine = make_engine(
+        folder, cuda=True, cascade=GATE, dtype=torch.float64, mode="recompute", num_blocks=44, budget=24
+    )
 
     actual = run_all(engine, requests)
 

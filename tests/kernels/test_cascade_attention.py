@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from kernels import cascade_attention
 from kernels.cascade_attention import (
     COLUMNS,
-    PROGRAMS,
     ROW_ITEM,
     ROW_ITEMS,
     ROW_PLACE,
@@ -71,6 +70,7 @@ def batches(draw: st.DrawFn) -> tuple[CascadeLayout, list[SharedPrefix], int]:
         rows,
         rows // group_size,
         draw(st.sampled_from([16, 64])),
+        draw(st.sampled_from([1, 264])),
     )
     order = np.array(draw(st.permutations(range(num_rows))))
     cuts = sorted(draw(st.sets(st.integers(1, num_rows), max_size=30)) | {num_rows})
@@ -99,14 +99,14 @@ def test_a_prefix_of_many_sequences_fills_the_gpu() -> None:
     """
     200 sequences with 2,048 tokens in common, 8 KV heads with 4 query heads each.
     """
-    layout = CascadeLayout(1024, 8, 128, 32, 64)
+    layout = CascadeLayout(1024, 8, 64, 16, 64, 264)
 
     sections = pack(layout, [SharedPrefix(3, 2048, np.arange(200))], 200)
 
-    # seven tiles in four chunks each
-    assert [28, 576] == sections["counts"][:2].tolist()
-    assert PROGRAMS // 2 < 28 * 8 <= PROGRAMS
-    assert [2048, 24, 4, 7] == sections["rows"][199].tolist()
+    # thirteen tiles in two chunks each
+    assert [26, 1024] == sections["counts"][:2].tolist()
+    assert 132 < 26 * 8 <= 264
+    assert [2048, 24, 2, 7] == sections["rows"][199].tolist()
     assert [ROW_TOKENS, ROW_ITEM, ROW_ITEMS, ROW_PLACE] == [0, 1, 2, 3]
 
 
@@ -114,7 +114,7 @@ def test_the_least_worthwhile_are_left_out() -> None:
     """
     Where a batch has fewer tiles than groups of two would take.
     """
-    layout = CascadeLayout(256, 8, 128, 32, 64)
+    layout = CascadeLayout(256, 8, 128, 32, 64, 264)
     prefixes = [SharedPrefix(slot, 512, np.array([2 * slot, 2 * slot + 1])) for slot in range(128)]
 
     seen = check(layout, prefixes, 256)
@@ -127,7 +127,7 @@ def test_one_long_prefix_among_short_ones_is_cut() -> None:
     """
     So that no program is left to read it all while the others have ended.
     """
-    layout = CascadeLayout(1024, 8, 128, 32, 64)
+    layout = CascadeLayout(1024, 8, 64, 16, 64, 264)
     prefixes = [SharedPrefix(0, 16384, np.arange(8))]
     prefixes += [SharedPrefix(slot, 512, np.arange(8 * slot, 8 * slot + 8)) for slot in range(1, 36)]
 
@@ -160,7 +160,7 @@ def test_the_reference_is_as_without_the_pass(
     prefixes = share(batch, [([0, 2, 3], 64)])
     query = torch.randn(5, 6, 16, dtype=torch.float64)
     plain = batch.plan(6, None, num_splits)
-    plan = cascaded(plain, CascadeLayout(5, 2, 16, 5, 16), prefixes, 16)
+    plan = cascaded(plain, CascadeLayout(5, 2, 16, 5, 16, 264), prefixes, 16)
     assert plan.cascade is not None
 
     expected, actual = (

@@ -42,7 +42,7 @@ def short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def layout_of(batch: PagedBatch, group_size: int, rows: int, tile: int) -> CascadeLayout:
-    return CascadeLayout(len(batch.seq_lens), batch.kv_cache.shape[2], rows, rows // group_size, tile)
+    return CascadeLayout(len(batch.seq_lens), batch.kv_cache.shape[2], rows, rows // group_size, tile, 264)
 
 
 def attend(
@@ -117,7 +117,7 @@ def test_rows_of_padding_share_nothing() -> None:
     slots = batch.slots.clone()
     slots[2:] = 0
     plain = replace(batch.plan(8), slots=slots)
-    layout = CascadeLayout(64, 2, 16, 4, 16)
+    layout = CascadeLayout(64, 2, 16, 4, 16, 8)
 
     out = attend(query, batch, cascaded(plain, layout, prefixes, 64, num_rows=4), 0.0, (16, 1, 1))
 
