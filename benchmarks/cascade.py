@@ -146,8 +146,8 @@ def candidates(shape: Shape) -> Iterator[Config]:
         for warps in (4, 8):
             held = 2 * shape.head_dim * (rows + 2 * tile * (stages - 1))
             together = min(SHARED_BYTES // (held + 1024), 16 // warps - (warps == 8 and rows == 128), 3)
-            # a warp group has 64 rows of a large product
-            if together > 0 and rows >= shape.group_size and (warps == 4 or rows >= 64):
+            # four warps have 64 rows of a large product
+            if together > 0 and rows >= shape.group_size and 16 * warps // 2 <= rows <= 16 * warps:
                 programs = together * MULTIPROCESSORS
                 yield {"rows": rows, "tile": tile, "warps": warps, "stages": stages, "programs": programs}
 

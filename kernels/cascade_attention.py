@@ -164,10 +164,11 @@ def cascade_workspace(layout: CascadeLayout, head_dim: int, dtype: torch.dtype, 
     Memory for the results of the pass over any batch, for `plan_cascade`.
 
     Args:
-        dtype: float32, or float64 for the reference in float64.
+        dtype: Of the cache: results are float32, or float64 where that is.
     """
     rows = layout.max_items(layout.max_rows) * layout.num_kv_heads * layout.tile_rows
-    return torch.empty(rows * (head_dim + 1), dtype=dtype, device=device)
+    partial = torch.float64 if dtype == torch.float64 else torch.float32
+    return torch.empty(rows * (head_dim + 1), dtype=partial, device=device)
 
 
 def plan_cascade(layout: CascadeLayout, numbers: Tensor, workspace: Tensor, num_rows: int, head_dim: int) -> Cascade:

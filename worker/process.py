@@ -290,6 +290,7 @@ def _engine_config(settings: WorkerSettings, folder: Path) -> EngineConfig:
         cuda_graphs=settings.cuda_graphs,
         prefix_caching=settings.prefix_caching,
         shared_tenants=settings.shared_tenants,
+        cascade=settings.cascade,
         preemption=settings.preemption,
         load_format=settings.load_format,
         num_threads=settings.num_threads,

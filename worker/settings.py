@@ -92,6 +92,9 @@ class WorkerSettings(ClientSettings):
         False,
         description="Tenants share cached prompts, under a hash that nobody can collide; else each has its own.",
     )
+    cascade: bool = Field(
+        True, description="On a GPU, read a cached prefix that running sequences share once for all of them."
+    )
     preemption: Literal["auto", "swap", "recompute"] = Field(
         "auto", description="How blocks are won back under pressure; auto takes the cheaper way."
     )

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.cuda.plan import head_count_for
+from engine.kv_cache import CacheShape
 from engine.model.config import ModelConfig
 from kernels.cascade_attention import (
     Cascade,
@@ -168,18 +169,16 @@ class StepCascade:
     behind them is sent.
 
     Args:
+        shape: Of the KV cache; how many blocks it has does not matter.
         gate: None for no passes, as where all layers have windows, or a head has no kernel.
-        dtype: Of the KV cache.
     """
 
     def __init__(
         self,
         config: ModelConfig,
+        shape: CacheShape,
         gate: CascadeGate | None,
-        *,
         max_num_seqs: int,
-        block_size: int,
-        dtype: torch.dtype,
         device: torch.device,
     ) -> None:
         # steps in which somebody shared a prefix
@@ -187,16 +186,17 @@ class StepCascade:
         self._head_dim = config.head_dim
         self._layout: CascadeLayout | None = None
         if gate is not None and None in config.windows:
-            self._layout = cascade_layout(max_num_seqs, config.num_heads, config.num_kv_heads, config.head_dim, dtype)
+            self._layout = cascade_layout(
+                max_num_seqs, config.num_heads, config.num_kv_heads, config.head_dim, shape.dtype
+            )
         self.num_numbers = self._layout.num_numbers if self._layout else 0
         start = head_count_for(max_num_seqs)
         self._section = slice(start, start + self.num_numbers)
         if gate is None or self._layout is None:
             return
-        min_blocks = -(-max(gate.min_tokens, self._layout.unit) // block_size)
-        self.prefixes = SharedPrefixes(min_seqs=gate.min_seqs, min_blocks=min_blocks, block_size=block_size)
-        partial = torch.float64 if dtype == torch.float64 else torch.float32
-        self._workspace = cascade_workspace(self._layout, config.head_dim, partial, device)
+        min_blocks = -(-max(gate.min_tokens, self._layout.unit) // shape.block_size)
+        self.prefixes = SharedPrefixes(min_seqs=gate.min_seqs, min_blocks=min_blocks, block_size=shape.block_size)
+        self._workspace = cascade_workspace(self._layout, config.head_dim, shape.dtype, device)
         self._numbers = np.zeros(self.num_numbers, dtype=np.int32)
         # whose rows `_numbers` are about, whether any of them share something, and whether the device has them
         self._slots: Slots | None = None
