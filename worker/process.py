@@ -291,6 +291,8 @@ def _engine_config(settings: WorkerSettings, folder: Path) -> EngineConfig:
         prefix_caching=settings.prefix_caching,
         shared_tenants=settings.shared_tenants,
         cascade=settings.cascade,
+        cascade_min_seqs=settings.cascade_min_seqs,
+        cascade_min_tokens=settings.cascade_min_tokens,
         preemption=settings.preemption,
         load_format=settings.load_format,
         num_threads=settings.num_threads,

@@ -181,8 +181,8 @@ class StepCascade:
         max_num_seqs: int,
         device: torch.device,
     ) -> None:
-        # steps in which somebody shared a prefix
-        self.num_steps = 0
+        # steps in which somebody shared a prefix, and the tokens that need not be read in the newest of them
+        self.num_steps = self.num_saved = 0
         self._head_dim = config.head_dim
         self._layout: CascadeLayout | None = None
         if gate is not None and None in config.windows:
@@ -261,6 +261,7 @@ class StepCascade:
         if self._slots is not slots:
             self._slots, self._sent = slots, False
             found = self.prefixes.among(slots)
+            self.num_saved = sum((len(prefix.rows) - 1) * prefix.num_tokens for prefix in found)
             self._shares = bool(found) and pack_prefixes(self._layout, found, len(slots), self._numbers) > 0
         self.num_steps += self._shares
         return self._shares

@@ -70,6 +70,10 @@ class DecodeGraphs:
             self._graphs[size, sampling, cascade] = graph
         torch.cuda.synchronize()
 
+    def more_padding(self, num_rows: int) -> int:
+        """Rows that the graph with the pass over shared prefixes has more than the one without."""
+        return self.size_for(num_rows, True) - self.size_for(num_rows, False)
+
     def size_for(self, num_rows: int, cascade: bool) -> int:
         """The size of the graph that runs so many rows."""
         sizes = self._sizes[cascade]

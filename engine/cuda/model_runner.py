@@ -28,6 +28,10 @@ from kernels.step_state import JOIN_COLUMNS, DecodeInputs, begin_decode, end_ste
 # what a graph cannot do: it needs the host's knowledge of single rows
 EAGER_SAMPLING = Feature.PENALTY | Feature.BIAS | Feature.MIN_TOKENS | Feature.LOGPROBS
 
+# cached tokens whose reading costs as much as a row of padding: an estimate, between the 900 that a row's products
+# make in an 8b model and nothing, as products are cut into tiles of rows
+PADDING_TOKENS = 256
+
 # rows whose logits exist at once: 512 of 128,256 in bf16 are 131 MB
 PROMPT_LOGPROB_ROWS = 512
 
@@ -248,6 +252,7 @@ class CudaModelRunner:
     def _decode(self, packed: PackedStep, features: Feature, cascade: bool) -> Sampled | None:
         count, kind = packed.num_decodes, _kind_of(features)
         if self.graphs is not None:
+            cascade = cascade and self.graphs.more_padding(count) * PADDING_TOKENS <= self.cascade.num_saved
             self.graphs.replay(self.graphs.size_for(count, cascade), kind, cascade)
         else:
             self._decode_rows(count, kind, cascade)

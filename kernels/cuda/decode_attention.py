@@ -192,7 +192,10 @@ def _decode_kernel(
     share = tl.cdiv(tl.cdiv(seq_len - first, num_splits), STEP) * STEP
     start = first + tl.program_id(2) * share
     stop = tl.minimum(start + share, seq_len)
-    if SPLIT and start >= stop:
+    empty = start >= stop
+    if PREFIX_ROWS:
+        empty &= tl.program_id(2) >= tl.load(prefix_rows + seq * 4 + 2)
+    if SPLIT and empty:
         places, members = _places(num_splits, GROUP_SIZE, BLOCK_M, HEADS)
         tl.store(lses + places, tl.full(places.shape, LOWEST, tl.float32), mask=members < GROUP_SIZE)
         return
@@ -278,17 +281,18 @@ def _behind_prefix(
     GROUP_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
     HEADS: tl.constexpr, SLICES: tl.constexpr, PREFIX_ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Begin with what the pass over shared prefixes found for a sequence, in the first split and slice alone."""
+    """Begin with what the pass over shared prefixes found for a sequence: each split with its share of the items."""
     num_kv_heads = tl.num_programs(0) * HEADS
-    num_items = tl.where(tl.program_id(2) == 0, tl.load(row + 2), 0)
+    num_items = tl.load(row + 2)
     first = tl.load(row + 1).to(tl.int64)
     rows = tl.arange(0, BLOCK_M)
     dims = tl.arange(0, BLOCK_D)
     mask = rows < GROUP_SIZE
     if SLICES > 1:
+        # the first slice of each head
         mask = mask[None, :] & (tl.arange(0, HEADS * SLICES) < HEADS)[:, None]
     offsets = heads * PREFIX_ROWS + (tl.load(row + 3) * GROUP_SIZE + rows)
-    for item in range(num_items):
+    for item in range(tl.program_id(2), num_items, tl.num_programs(2)):
         places = (first + item) * num_kv_heads * PREFIX_ROWS + offsets
         logs = tl.load(lses + places, mask=mask, other=LOWEST)
         part = tl.load(
