@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from engine.config import EngineConfig
+from engine.cuda import model_runner
 from engine.cuda.cascade import CascadeGate, SharedPrefixes
-from engine.cuda.graphs import cascade_sizes, graph_sizes
+from engine.cuda.graphs import DecodeGraphs, Sampling, cascade_sizes, graph_sizes
 from engine.cuda.model_runner import CudaModelRunner
 from engine.errors import StartupError
 from engine.llm_engine import LLMEngine
@@ -278,6 +279,42 @@ def test_what_is_shared_is_sent_when_it_changes(folder: Path) -> None:
     assert steps_of(engine) >= 15
     assert 4 >= sum(count == head + runner.cascade.num_numbers for count in sent)
     assert sent.count(head) >= 15
+
+
+class ReplayedByHand(DecodeGraphs):
+    """Graphs where there are none: what would be captured is run, and noted."""
+
+    def __init__(self, runner: CudaModelRunner) -> None:
+        super().__init__(runner._decode_rows, graph_sizes(runner.max_num_seqs), cascade_sizes(runner.max_num_seqs))
+        self.replayed: list[tuple[int, bool]] = []
+
+    def replay(self, size: int, sampling: Sampling, cascade: bool) -> None:
+        self.replayed.append((size, cascade))
+        self._run(size, sampling, cascade)
+
+
+@pytest.mark.parametrize("row_of_padding", [0, 1000])
+def test_a_graph_with_the_pass_may_be_larger_if_that_pays(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, row_of_padding: int
+) -> None:
+    """
+    Four sequences in a graph of six, or in their own without the pass where rows are dear.
+    """
+    monkeypatch.setattr(model_runner, "PADDING_TOKENS", row_of_padding)
+    requests = requests_with_a_head([3, 8, 1, 20])
+    expected = run_all(make_engine(folder, cuda=False, dtype=torch.float64), requests)
+    engine = make_engine(folder, cuda=True, cascade=GATE, dtype=torch.float64, budget=200)
+    runner = engine._runner
+    assert isinstance(runner, CudaModelRunner)
+    graphs = runner.graphs = ReplayedByHand(runner)
+
+    actual = run_all(engine, requests)
+
+    assert_same_answers(expected, actual)
+    assert [1, 2, 4, 6] == graph_sizes(6)
+    assert ((6, True) in graphs.replayed) == (row_of_padding == 0)
+    assert ((4, False) in graphs.replayed) == (row_of_padding > 0)
+    assert 2 == graphs.more_padding(4)
 
 
 @pytest.mark.parametrize("max_num_seqs", [1, 2, 15, 16, 40, 100, 300, 1000, 1024])

@@ -11,14 +11,14 @@ from tests.support.paged import PagedBatch, paged_batch
 from tests.support.shared import cascaded, share
 
 FP8 = torch.float8_e4m3fn
-# of 40 sequences 24 share 1,984 tokens, 9 share 640, and 7 nothing
-NUM_SEQS, LONG, SHORT = 40, range(24), range(26, 35)
+# of 32 sequences 18 share 1,216 tokens, 9 share 640, and 5 nothing
+NUM_SEQS, LONG, SHORT = 32, range(18), range(20, 29)
 
 
 def batch_of(num_kv_heads: int, head_dim: int, dtype: torch.dtype, block_size: int = 16) -> PagedBatch:
     torch.manual_seed(0)
-    lengths = [2049 + 13 * row if row in LONG else 650 + row for row in range(NUM_SEQS)]
-    lengths[0], lengths[25], lengths[30] = 1985, 1, 641
+    lengths = [1281 + 13 * row if row in LONG else 650 + row for row in range(NUM_SEQS)]
+    lengths[0], lengths[19], lengths[24] = 1217, 1, 641
     return paged_batch(
         lengths, num_kv_heads=num_kv_heads, head_dim=head_dim, block_size=block_size, dtype=dtype, device="cuda"
     )
@@ -29,7 +29,7 @@ def with_pass(batch: PagedBatch, plain: PagedDecode, query: torch.Tensor) -> Pag
     num_kv_heads, head_dim = batch.kv_cache.shape[2], query.shape[2]
     layout = cascade_layout(NUM_SEQS, query.shape[1], num_kv_heads, head_dim, batch.kv_cache.dtype)
     assert layout is not None
-    return cascaded(plain, layout, share(batch, [(list(LONG), 1984), (list(SHORT), 640)]), head_dim)
+    return cascaded(plain, layout, share(batch, [(list(LONG), 1216), (list(SHORT), 640)]), head_dim)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_a_graph_follows_the_prefixes() -> None:
         out = decode_attention(query, batch.kv_cache, empty, 0.088)
     expected = paged_decode_reference(query.double(), batch.kv_cache, plain, 0.088)
 
-    prefixes = share(batch, [(list(SHORT), 640), (list(LONG)[4:], 1984)])
+    prefixes = share(batch, [(list(SHORT), 640), (list(LONG)[4:], 1216)])
     for shared in (prefixes, prefixes[:1], []):
         pack_prefixes(layout, shared, NUM_SEQS, numbers)
         sent.copy_(torch.from_numpy(numbers))
