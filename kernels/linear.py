@@ -5,7 +5,7 @@ On a CPU in float32, oneDNN multiplies by a weight that it has reordered beforeh
 times as fast as `torch.nn.functional.linear` for 1 to 512 rows on AVX2, and a row's result has
 the same bits whatever rows stand beside it. Elsewhere the weight stays as it is.
 
-On a GPU a row or a few in 16 bits go to a kernel that reads the weight once, where it is the faster.
+On a GPU few rows in 16 bits go to kernels that read the weight once, where they are the faster.
 """
 
 from functools import cache
@@ -14,8 +14,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from kernels.activation import silu_mul
+
 # layouts made for one row change the order of the sums from 1 row to 2; those for 32 and more do not
 ROWS_HINT = 128
+# with AVX-512 a lone row's longer sums are cut in two; those of two rows are not
+LONGEST_SUM = 1024
 HALVES = (torch.bfloat16, torch.float16)
 
 
@@ -46,19 +50,33 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if weight.layout is torch._mkldnn:  # type: ignore[attr-defined]
         return _multiply_packed(x, weight, bias)
     if x.is_cuda and x.dtype in HALVES:
-        return _multiply_halves(x, weight, bias)
+        from kernels.cuda.few_rows import few_rows_product
+
+        product = few_rows_product(x, weight, bias)
+        if product is not None:
+            return product
     return F.linear(x, weight, bias)
 
 
-def _multiply_halves(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    from kernels.cuda.gemv import MAX_ROWS, config_for, launch
+def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """
+    Multiply rows by a gate and by what it is for at once: SiLU(x @ gate) * (x @ up).
 
-    if len(x) <= MAX_ROWS and weight.is_contiguous():
-        out_features, in_features = weight.shape
-        config = config_for(len(x), in_features, out_features, x.dtype)
-        if config["use"]:
-            return launch(x, weight, bias, config)
-    return F.linear(x, weight, bias)
+    Args:
+        x: As for `linear`.
+        weight: [2 * width, in_features], gate then up, packed or plain.
+        bias: [2 * width].
+
+    Returns:
+        [num_rows, width], the dtype of `x`.
+    """
+    if x.is_cuda and x.dtype in HALVES:
+        from kernels.cuda.few_rows import few_rows_product
+
+        product = few_rows_product(x, weight, bias, gated=True)
+        if product is not None:
+            return product
+    return silu_mul(linear(x, weight, bias))
 
 
 def _reorder(weight: Tensor) -> Tensor:
@@ -67,8 +85,9 @@ def _reorder(weight: Tensor) -> Tensor:
 
 
 def _multiply_packed(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    product: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
-    return product
+    rows = x.expand(2, -1).contiguous() if len(x) == 1 and x.shape[1] > LONGEST_SUM else x
+    product: Tensor = torch.ops.mkldnn._linear_pointwise.default(rows, weight, bias, "none", [], "")
+    return product[: len(x)]
 
 
 @cache

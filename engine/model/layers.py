@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kernels.activation import silu_mul
-from kernels.linear import linear, pack_weight
+from kernels.linear import gated_linear, linear, pack_weight
 from kernels.rms_norm import add_rms_norm, rms_norm
 
 # a tensor's name in the checkpoint, and the memory it is loaded into
@@ -31,6 +30,10 @@ class Linear:
     def forward(self, x: Tensor) -> Tensor:
         """[num_rows, in_features] to [num_rows, out_features]."""
         return linear(x, self.weight, self.bias)
+
+    def gated_forward(self, x: Tensor) -> Tensor:
+        """The same, and the SiLU of its first half times its second: [num_rows, out_features / 2]."""
+        return gated_linear(x, self.weight, self.bias)
 
     def tensors(self, prefix: str) -> Iterator[NamedTensor]:
         start = 0
@@ -86,7 +89,7 @@ class GatedMLP:
         self.down = Linear(intermediate_size, {"down_proj": hidden_size}, bias=bias, dtype=dtype)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return self.down.forward(silu_mul(self.gate_up.forward(hidden)))
+        return self.down.forward(self.gate_up.gated_forward(hidden))
 
     def tensors(self, prefix: str) -> Iterator[NamedTensor]:
         yield from self.gate_up.tensors(prefix)

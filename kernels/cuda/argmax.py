@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.cuda.early import let_next_start, starts_early, wait_for_previous
 from kernels.cuda.row_scan import first_of_largest, is_finite, lane_peaks
 
 BLOCK = 4096
@@ -25,21 +26,38 @@ def argmax_triton(logits: Tensor) -> Tensor:
     num_tiles = triton.cdiv(vocab, BLOCK)
     tiles_each = triton.cdiv(num_tiles, max(1, min(PROGRAMS // rows, MAX_SPLITS)))
     num_splits = triton.cdiv(num_tiles, tiles_each)
+    early = starts_early(rows)
     if num_splits == 1:
-        _argmax_kernel[(rows,)](logits, picked, logits.stride(0), vocab, BLOCK=BLOCK, num_warps=NUM_WARPS)
+        _argmax_kernel[(rows,)](
+            logits, picked, logits.stride(0), vocab, BLOCK=BLOCK, EARLY=early, num_warps=NUM_WARPS, launch_pdl=early
+        )
         return picked
 
     peaks = torch.empty(rows, num_splits, dtype=torch.float32, device=logits.device)
     ids = torch.empty(rows, num_splits, dtype=torch.int32, device=logits.device)
     _split_kernel[(rows, num_splits)](
-        logits, peaks, ids, logits.stride(0), vocab, tiles_each, num_splits, BLOCK=BLOCK, num_warps=NUM_WARPS
+        logits,
+        peaks,
+        ids,
+        logits.stride(0),
+        vocab,
+        tiles_each,
+        num_splits,
+        BLOCK=BLOCK,
+        EARLY=early,
+        num_warps=NUM_WARPS,
+        launch_pdl=early,
     )
-    _combine_kernel[(rows,)](peaks, ids, picked, num_splits, SPLITS=MAX_SPLITS, num_warps=1)
+    _combine_kernel[(rows,)](
+        peaks, ids, picked, num_splits, SPLITS=MAX_SPLITS, EARLY=early, num_warps=1, launch_pdl=early
+    )
     return picked
 
 
 @triton.jit
-def _argmax_kernel(logits_ptr, picked_ptr, row_stride, vocab, BLOCK: tl.constexpr):
+def _argmax_kernel(logits_ptr, picked_ptr, row_stride, vocab, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    let_next_start(EARLY)
+    wait_for_previous(EARLY)
     row = tl.program_id(0).to(tl.int64)
     best, best_ids = lane_peaks(logits_ptr + row * row_stride, 0, vocab, vocab, BLOCK)
     peak, first = first_of_largest(best, best_ids)
@@ -48,8 +66,10 @@ def _argmax_kernel(logits_ptr, picked_ptr, row_stride, vocab, BLOCK: tl.constexp
 
 @triton.jit(do_not_specialize=["tiles_each", "num_splits"])
 def _split_kernel(
-    logits_ptr, peaks_ptr, ids_ptr, row_stride, vocab, tiles_each, num_splits, BLOCK: tl.constexpr
+    logits_ptr, peaks_ptr, ids_ptr, row_stride, vocab, tiles_each, num_splits, BLOCK: tl.constexpr, EARLY: tl.constexpr
 ):  # fmt: skip
+    let_next_start(EARLY)
+    wait_for_previous(EARLY)
     row = tl.program_id(0).to(tl.int64)
     split = tl.program_id(1)
     begin = split * tiles_each * BLOCK
@@ -61,7 +81,9 @@ def _split_kernel(
 
 
 @triton.jit(do_not_specialize=["num_splits"])
-def _combine_kernel(peaks_ptr, ids_ptr, picked_ptr, num_splits, SPLITS: tl.constexpr):
+def _combine_kernel(peaks_ptr, ids_ptr, picked_ptr, num_splits, SPLITS: tl.constexpr, EARLY: tl.constexpr):
+    let_next_start(EARLY)
+    wait_for_previous(EARLY)
     row = tl.program_id(0).to(tl.int64)
     splits = tl.arange(0, SPLITS)
     there = splits < num_splits

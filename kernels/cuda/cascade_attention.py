@@ -13,6 +13,7 @@ from torch import Tensor
 
 from kernels.cascade_attention import Cascade, CascadeLayout, cascade_config
 from kernels.cuda.decode_attention import DOT_DTYPES, LARGEST_HALF, LOG2_E, LOWEST, VALUE_GAIN
+from kernels.cuda.early import let_next_start, starts_early, wait_for_previous
 
 
 def attend_prefixes_triton(
@@ -49,6 +50,7 @@ def launch(
     assert query.stride(2) == 1
     assert kv_cache.stride(4) == 1
     assert (config["rows"], config["tile"]) == (layout.tile_rows, layout.unit)
+    early = starts_early(len(query))
     scales = kv_cache if kv_scales is None else kv_scales
     # without a cap the scale takes scores to powers of two, with one to those of the tangent
     exponent = LOG2_E * scale * (2.0 / softcap if softcap else 1.0)
@@ -72,8 +74,10 @@ def launch(
         **constants(query, kv_cache, layout),
         SOFTCAP=softcap > 0,
         SCALED=kv_scales is not None,
+        EARLY=early,
         num_warps=config["warps"],
         num_stages=config["stages"],
+        launch_pdl=early,
     )
 
 
@@ -129,7 +133,10 @@ def _prefix_kernel(
     SCALED: tl.constexpr,
     DOT_DTYPE: tl.constexpr,
     PRECISION: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    let_next_start(EARLY)
+    wait_for_previous(EARLY)
     kv_head = tl.program_id(0)
     item = tl.program_id(1)
     # a graph launches as many as a batch can need

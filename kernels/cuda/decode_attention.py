@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.configs import tuned
+from kernels.cuda.early import let_next_start, starts_early, wait_for_previous
 from kernels.decode_attention import PagedDecode
 
 # finite, so that the difference of two is never NaN
@@ -72,6 +73,7 @@ def launch(
     split = parts is not None
     scales = kv_cache if kv_scales is None else kv_scales
     # without a cap the scale takes scores to powers of two, with one to those of the tangent
+    early = starts_early(num_seqs)
     exponent = LOG2_E * scale * (2.0 / softcap if softcap else 1.0)
     _decode_kernel[(num_kv_heads // heads, num_seqs, plan.num_splits)](
         parts if split else out,
@@ -97,8 +99,10 @@ def launch(
         SCALED=kv_scales is not None,
         SPLIT=split,
         PREFIX_ROWS=plan.cascade.layout.tile_rows if plan.cascade is not None else 0,
+        EARLY=early,
         num_warps=config["warps"],
         num_stages=config["stages"],
+        launch_pdl=early,
     )
     if split:
         _reduce_kernel[(num_heads, num_seqs)](
@@ -109,7 +113,9 @@ def launch(
             HEAD_DIM=head_dim,
             BLOCK_D=triton.next_power_of_2(head_dim),
             BLOCK_SPLITS=triton.next_power_of_2(plan.num_splits),
+            EARLY=early,
             num_warps=1 if plan.num_splits <= 8 else 4,
+            launch_pdl=early,
         )
     return out
 
@@ -179,7 +185,10 @@ def _decode_kernel(
     PREFIX_ROWS: tl.constexpr,
     DOT_DTYPE: tl.constexpr,
     PRECISION: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    let_next_start(EARLY)
+    wait_for_previous(EARLY)
     first_head = tl.program_id(0) * HEADS
     seq = tl.program_id(1)
     STEP: tl.constexpr = TILE * SLICES
@@ -367,7 +376,10 @@ def _reduce_kernel(
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_SPLITS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    let_next_start(EARLY)
+    wait_for_previous(EARLY)
     row = tl.program_id(1).to(tl.int64) * tl.num_programs(0) + tl.program_id(0)
     splits = tl.arange(0, BLOCK_SPLITS)
     dims = tl.arange(0, BLOCK_D)

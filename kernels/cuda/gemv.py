@@ -1,5 +1,5 @@
 """
-A few rows times a weight on a GPU: the time is that of reading the weight, once.
+One row, or up to four, times a weight on a GPU: the time is that of reading the weight, once.
 
 A program makes some output features of all rows. Its threads read the weight 16 bytes at a time
 along the input features, each with sums of its own for what it reads; the sums meet once, at the
@@ -15,9 +15,10 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_wait
 
 from kernels.configs import tuned
+from kernels.cuda.early import let_next_start, starts_early, wait_for_previous
+from kernels.cuda.features import store_features, through_gate, weight_rows
 
 MAX_ROWS = 4
 # elements of 16 bits that one thread loads at once
@@ -41,16 +42,24 @@ def gemv_triton(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
         weight: [out_features, in_features], contiguous.
     """
     out_features, in_features = weight.shape
-    return launch(x, weight, bias, config_for(len(x), in_features, out_features, x.dtype))
+    return launch(x, weight, bias, config_for(len(x), in_features, out_features, x.dtype, False))
+
+
+def gated_gemv_triton(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """See `kernels.linear.gated_linear`; as `gemv_triton`, and nothing is rounded before the gate."""
+    out_features, in_features = weight.shape
+    return launch(x, weight, bias, config_for(len(x), in_features, out_features, x.dtype, True), gated=True)
 
 
 @functools.cache
-def config_for(num_rows: int, in_features: int, out_features: int, dtype: torch.dtype) -> Config:
-    """What `launch` takes, and "use": 0 where `torch.nn.functional.linear` is the faster."""
+def config_for(num_rows: int, in_features: int, out_features: int, dtype: torch.dtype, gated: bool) -> Config:
+    """What `launch` takes, and "use": 0 where the library is the faster."""
     padded = _padded(num_rows)
     config = default_config(padded, in_features, out_features)
     key = {"num_rows": padded, "in_features": in_features, "out_features": out_features}
-    return config | tuned("gemv", dtype=str(dtype).removeprefix("torch."), **key)
+    config |= tuned("gemv", dtype=str(dtype).removeprefix("torch."), gated=int(gated), **key)
+    # a gate and what it is for
+    return config | {"block_n": max(2, config["block_n"])} if gated else config
 
 
 def default_config(num_rows: int, in_features: int, out_features: int) -> Config:
@@ -76,24 +85,27 @@ def default_config(num_rows: int, in_features: int, out_features: int) -> Config
     }
 
 
-def launch(x: Tensor, weight: Tensor, bias: Tensor | None, config: Config) -> Tensor:
+def launch(x: Tensor, weight: Tensor, bias: Tensor | None, config: Config, *, gated: bool = False) -> Tensor:
     """
     Multiply with a given configuration.
 
     Args:
-        config: "block_n", the output features of a program; "block_k", the input features that it
+        config: "block_n", the rows of the weight that a program has; "block_k", the input features that it
             reads at once, 256 for each of its "warps" or a multiple, for so each row's sums stay in
             the threads that read it; "stages": 1 loads into registers, more load ahead into
             shared memory; "early": 1 starts before the kernel ahead in the stream has ended, and
             waits for it once the first weights are asked for: of compute capability 9.0 and above.
+        gated: As `kernels.linear.gated_linear`; "block_n" is 2 at least.
     """
     num_rows, in_features = x.shape
-    out_features = weight.shape[0]
+    out_features = weight.shape[0] // (2 if gated else 1)
+    columns = config["block_n"] // (2 if gated else 1)
     assert num_rows <= MAX_ROWS
     assert weight.is_contiguous()
     assert x.stride(1) == 1 or in_features == 1, "the elements of a row must be adjacent"
+    early = bool(config["early"]) and starts_early(num_rows)
     out = torch.empty(num_rows, out_features, dtype=x.dtype, device=x.device)
-    _gemv_kernel[(triton.cdiv(out_features, config["block_n"]),)](
+    _gemv_kernel[(triton.cdiv(out_features, columns),)](
         out,
         x,
         weight,
@@ -106,9 +118,10 @@ def launch(x: Tensor, weight: Tensor, bias: Tensor | None, config: Config) -> Te
         BLOCK_N=config["block_n"],
         BLOCK_K=config["block_k"],
         STAGES=config["stages"],
-        EARLY=bool(config["early"]),
+        GATED=gated,
+        EARLY=early,
         num_warps=config["warps"],
-        launch_pdl=bool(config["early"]),
+        launch_pdl=early,
     )
     return out
 
@@ -132,23 +145,23 @@ def _gemv_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
+    GATED: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    first = tl.program_id(0) * BLOCK_N
+    let_next_start(EARLY)
+    features, is_feature = weight_rows(tl.program_id(0), out_features, BLOCK_N, GATED)
     # rows, output features, input features: all tensors have these axes, so that none changes threads
     rows = tl.arange(0, ROWS)[:, None, None]
-    columns = first + tl.arange(0, BLOCK_N)[None, :, None]
     places = tl.arange(0, BLOCK_K)[None, None, :]
     inputs = x + rows.to(tl.int64) * x_stride + places
     # int64: a vocabulary times the hidden size passes 2**31
-    weights = weight + columns.to(tl.int64) * in_features + places
+    weights = weight + features.to(tl.int64)[None, :, None] * in_features + places
 
-    is_column, is_row = columns < out_features, rows < num_rows
+    is_column, is_row = is_feature[None, :, None], rows < num_rows
     # read once: weights need not push out of the cache what comes again
     tile = tl.load(weights, mask=is_column & (places < in_features), other=0.0, eviction_policy="evict_first")
-    if EARLY:
-        # nobody writes weights meanwhile; the rows come from the kernel ahead, and `out` may be its input
-        gdc_wait()
+    # nobody writes weights meanwhile; the rows come from the kernel ahead, and `out` may be its input
+    wait_for_previous(EARLY)
     sums = _products(tile, tl.load(inputs, mask=is_row & (places < in_features), other=0.0))
     for start in tl.range(BLOCK_K, in_features, BLOCK_K, num_stages=STAGES):
         inside = start + places < in_features
@@ -156,12 +169,12 @@ def _gemv_kernel(
         sums += _products(tile, tl.load(inputs + start, mask=is_row & inside, other=0.0))
 
     total = tl.sum(sums, axis=2)
-    rows = tl.arange(0, ROWS)[:, None]
-    columns = first + tl.arange(0, BLOCK_N)[None, :]
     if bias is not None:
-        total += tl.load(bias + columns, mask=columns < out_features, other=0.0).to(tl.float32)
-    places = out + rows.to(tl.int64) * out_features + columns
-    tl.store(places, total.to(out.dtype.element_ty), mask=(rows < num_rows) & (columns < out_features))
+        total += tl.load(bias + features, mask=is_feature, other=0.0).to(tl.float32)[None, :]
+    total = tl.trans(total)
+    if GATED:
+        total = through_gate(total)
+    store_features(out, total, tl.program_id(0), num_rows, out_features)
 
 
 @triton.jit

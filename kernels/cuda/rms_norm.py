@@ -5,6 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.cuda.early import let_next_start, starts_early, wait_for_previous
+
 
 def rms_norm_triton(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """See `kernels.rms_norm.rms_norm`. Rows may lie apart; the elements of a row may not."""
@@ -13,7 +15,19 @@ def rms_norm_triton(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     rows = x if x.dim() == 2 else x.reshape(-1, hidden)
     assert rows.stride(1) == 1 or hidden == 1, "the elements of a row must be adjacent"
     block, num_warps = _tile(hidden)
-    _rms_norm_kernel[(len(rows),)](rows, weight, out, rows.stride(0), hidden, eps, BLOCK=block, num_warps=num_warps)
+    early = starts_early(len(rows))
+    _rms_norm_kernel[(len(rows),)](
+        rows,
+        weight,
+        out,
+        rows.stride(0),
+        hidden,
+        eps,
+        BLOCK=block,
+        EARLY=early,
+        num_warps=num_warps,
+        launch_pdl=early,
+    )
     return out
 
 
@@ -23,8 +37,20 @@ def add_rms_norm_triton(x: Tensor, residual: Tensor, weight: Tensor, eps: float)
     assert x.stride(1) == residual.stride(1) == 1 or hidden == 1, "the elements of a row must be adjacent"
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     block, num_warps = _tile(hidden)
+    early = starts_early(num_tokens)
     _add_rms_norm_kernel[(num_tokens,)](
-        x, residual, weight, out, x.stride(0), residual.stride(0), hidden, eps, BLOCK=block, num_warps=num_warps
+        x,
+        residual,
+        weight,
+        out,
+        x.stride(0),
+        residual.stride(0),
+        hidden,
+        eps,
+        BLOCK=block,
+        EARLY=early,
+        num_warps=num_warps,
+        launch_pdl=early,
     )
     return out
 
@@ -37,29 +63,37 @@ def _tile(hidden: int) -> tuple[int, int]:
 
 
 @triton.jit
-def _rms_norm_kernel(x, weight, out, x_stride, hidden, eps, BLOCK: tl.constexpr):
+def _rms_norm_kernel(x, weight, out, x_stride, hidden, eps, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    let_next_start(EARLY)
     # int64: num_tokens * hidden passes 2**31 on long prefills
     row = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, BLOCK)
     mask = cols < hidden
 
+    scale = tl.load(weight + cols, mask=mask, other=0.0)
+    wait_for_previous(EARLY)
     loaded = tl.load(x + row * x_stride + cols, mask=mask, other=0.0)
-    normed = _norm(loaded, tl.load(weight + cols, mask=mask, other=0.0), hidden, eps)
+    normed = _norm(loaded, scale, hidden, eps)
     tl.store(out + row * hidden + cols, normed, mask=mask)
 
 
 @triton.jit
-def _add_rms_norm_kernel(x, residual, weight, out, x_stride, residual_stride, hidden, eps, BLOCK: tl.constexpr):
+def _add_rms_norm_kernel(
+    x, residual, weight, out, x_stride, residual_stride, hidden, eps, BLOCK: tl.constexpr, EARLY: tl.constexpr
+):
+    let_next_start(EARLY)
     row = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, BLOCK)
     mask = cols < hidden
 
+    scale = tl.load(weight + cols, mask=mask, other=0.0)
+    wait_for_previous(EARLY)
     loaded = tl.load(x + row * x_stride + cols, mask=mask, other=0.0)
     stream = residual + row * residual_stride + cols
     total = (loaded.to(tl.float32) + tl.load(stream, mask=mask, other=0.0).to(tl.float32)).to(loaded.dtype)
     tl.store(stream, total, mask=mask)
     # of the sum as the next layer reads it, rounded
-    normed = _norm(total, tl.load(weight + cols, mask=mask, other=0.0), hidden, eps)
+    normed = _norm(total, scale, hidden, eps)
     tl.store(out + row * hidden + cols, normed, mask=mask)
 
 

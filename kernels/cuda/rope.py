@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.cuda.early import let_next_start, starts_early, wait_for_previous
 from kernels.rope import HeadNorms
 
 # elements of a program: 16 a thread, one wide load of each half of a head in half precision
@@ -42,7 +43,7 @@ def rope_and_store_triton(
     rows_per_program = max(
         TILE // triton.next_power_of_2(2 * half_pad + tail_pad), NUM_WARPS * 32 // min(half_pad, tail_pad or half_pad)
     )
-    num_rows = num_tokens * heads_per_token
+    num_rows, early = num_tokens * heads_per_token, starts_early(num_tokens)
     _rope_and_store_kernel[(-(-num_rows // rows_per_program),)](
         qkv,
         cos,
@@ -67,7 +68,9 @@ def rope_and_store_triton(
         ROWS=rows_per_program,
         HALF_PAD=half_pad,
         TAIL_PAD=tail_pad,
+        EARLY=early,
         num_warps=NUM_WARPS,
+        launch_pdl=early,
     )
     query, key, value = qkv.view(num_tokens, heads_per_token, head_dim).split(
         (num_heads, num_kv_heads, num_kv_heads), dim=1
@@ -105,7 +108,10 @@ def _rope_and_store_kernel(
     ROWS: tl.constexpr,
     HALF_PAD: tl.constexpr,
     TAIL_PAD: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    let_next_start(EARLY)
+    wait_for_previous(EARLY)
     # a row is one head of one token: no program is half empty, whatever the number of heads
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     in_range = rows < num_rows

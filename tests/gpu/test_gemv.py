@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.cuda.gemv import default_config, gemv_triton, launch
-from kernels.linear import linear
-from tests.support.numerics import assert_near
+from kernels.cuda.gemv import default_config, gated_gemv_triton, gemv_triton, launch
+from kernels.linear import gated_linear, linear
+from tests.support.numerics import assert_near, gated_product, product
 
 DTYPES = [torch.bfloat16, torch.float16]
 SHAPES = [(1152, 896), (896, 896), (9728, 896), (896, 4864), (6144, 4096), (4096, 4096), (4096, 14336), (131, 1000)]
@@ -29,10 +29,6 @@ def random(*shape: int, dtype: torch.dtype) -> Tensor:
     return torch.randn(shape, dtype=dtype, device="cuda")
 
 
-def product(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return x.double() @ weight.double().T + bias.double()
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("num_rows", [1, 2, 3, 4])
 @pytest.mark.parametrize(("out_features", "in_features"), SHAPES)
@@ -49,6 +45,26 @@ def test_equals_float64(dtype: torch.dtype, num_rows: int, out_features: int, in
         out = gemv_triton(x, weight, bias)
     assert_near(truth, out)
     assert_near(truth, linear(x, weight, bias))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_rows", [1, 3])
+@pytest.mark.parametrize(("width", "in_features"), [(4864, 896), (14336, 4096), (131, 1000)])
+def test_a_gated_product_equals_float64(dtype: torch.dtype, num_rows: int, width: int, in_features: int) -> None:
+    """
+    Gate and what it is for at once, by the kernel and by what `gated_linear` chooses.
+    """
+    torch.manual_seed(5)
+    x, weight = random(num_rows, in_features, dtype=dtype), random(2 * width, in_features, dtype=dtype)
+    x /= in_features**0.5
+    bias = random(2 * width, dtype=dtype)
+    truth = gated_product(x, weight, bias)
+
+    with poisoned_memory():
+        out = gated_gemv_triton(x, weight, bias)
+    assert_near(truth, out)
+    # the composition rounds both before the gate
+    assert_near(truth, gated_linear(x, weight, bias), 2e-2 if dtype == torch.bfloat16 else 2e-3)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

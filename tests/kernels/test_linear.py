@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from kernels.linear import linear, pack_weight
-from tests.support.numerics import assert_near
+from kernels.linear import gated_linear, linear, pack_weight
+from tests.support.numerics import assert_near, gated_product, product
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
@@ -17,10 +17,23 @@ def test_equals_float64(dtype: torch.dtype, rows: int, inner: int, columns: int)
     x, weight = torch.randn(rows, inner, dtype=dtype), torch.randn(columns, inner, dtype=dtype)
     bias = torch.randn(columns, dtype=dtype)
     packed = pack_weight(weight)
-    product = x.double() @ weight.double().T
 
-    assert_near(product, linear(x, packed))
-    assert_near(product + bias.double(), linear(x, packed, bias))
+    assert_near(product(x, weight), linear(x, packed))
+    assert_near(product(x, weight, bias), linear(x, packed, bias))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_gated_product_equals_float64(dtype: torch.dtype) -> None:
+    """
+    SiLU of the gate's product times the other's, with and without bias.
+    """
+    torch.manual_seed(2)
+    x, weight = torch.randn(7, 80, dtype=dtype), torch.randn(2 * 66, 80, dtype=dtype)
+    bias = torch.randn(2 * 66, dtype=dtype)
+    packed = pack_weight(weight)
+
+    assert_near(gated_product(x, weight), gated_linear(x, packed))
+    assert_near(gated_product(x, weight, bias), gated_linear(x, packed, bias))
 
 
 @pytest.mark.parametrize(("inner", "columns"), [(576, 960), (1536, 576), (80, 129)])

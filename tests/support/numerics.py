@@ -15,6 +15,18 @@ def assert_near(expected: Tensor, actual: Tensor, tolerance: float | None = None
     assert error <= (TOLERANCES[actual.dtype] if tolerance is None else tolerance)
 
 
+def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Rows times a weight of [out_features, in_features]."""
+    out = x.double() @ weight.double().T
+    return out if bias is None else out + bias.double()
+
+
+def gated_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """The SiLU of the first half of the output features times the second."""
+    gate, up = product(x, weight, bias).chunk(2, dim=1)
+    return gate * gate.sigmoid() * up
+
+
 def naive_attention(query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> Tensor:
     """
     One sequence's attention, row by row in float64: the queries are its last tokens.

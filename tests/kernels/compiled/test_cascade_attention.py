@@ -48,6 +48,7 @@ def compile_prefix(
     query = torch.empty(1, 2 * group_size, head_dim, dtype=dtype if dtype.itemsize > 1 else torch.bfloat16)
     cache = torch.empty(2, 1, 2, 16, head_dim, device="meta", dtype=dtype)
     fixed: dict[str, Any] = constants(query, cache, layout) | {"SOFTCAP": softcap, "SCALED": dtype.itemsize == 1}
+    fixed["EARLY"] = True
     if dtype.itemsize > 1:
         fixed["kv_scales"] = None
     signature = SIGNATURE | {"query": TYPES[query.dtype], "kv_cache": TYPES[dtype]}

@@ -61,6 +61,7 @@ def compile_decode(
         "SCALED": dtype.itemsize == 1,
         "SPLIT": split,
         "PREFIX_ROWS": prefix_rows,
+        "EARLY": True,
     }
     if not split:
         fixed["lses"] = None
@@ -146,6 +147,6 @@ def test_the_reduction_spills_nothing() -> None:
     Neither does what joins the most splits there are.
     """
     signature = {"out": "*bf16", "parts": "*fp32", "lses": "*fp32", "num_splits": "i32"}
-    fixed = {"HEAD_DIM": 128, "BLOCK_D": triton.next_power_of_2(128), "BLOCK_SPLITS": 32}
+    fixed = {"HEAD_DIM": 128, "BLOCK_D": triton.next_power_of_2(128), "BLOCK_SPLITS": 32, "EARLY": True}
 
     assert 0 == compile_sm90(_reduce_kernel, signature, fixed, num_warps=4).spills

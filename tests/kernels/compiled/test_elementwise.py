@@ -33,7 +33,7 @@ def test_norms_load_wide(hidden: int) -> None:
     signature = dict.fromkeys(["x", "residual", "weight", "out"], "*bf16")
     signature |= dict.fromkeys(["x_stride", "residual_stride", "hidden"], "i32:16") | {"eps": "fp32"}
 
-    compiled = compile_sm90(rms_norm._add_rms_norm_kernel, signature, {"BLOCK": block}, num_warps)
+    compiled = compile_sm90(rms_norm._add_rms_norm_kernel, signature, {"BLOCK": block, "EARLY": True}, num_warps)
 
     pieces = block // (num_warps * 32 * 8)
     assert_lean(compiled, max_registers=96, num_loads=3 * pieces, num_stores=2 * pieces)
@@ -45,7 +45,7 @@ def test_the_gate_loads_wide() -> None:
     """
     signature = {"gate_up": "*bf16", "out": "*bf16", "row_stride": "i32:16", "width": "i32:16", "num_blocks": "i32"}
 
-    compiled = compile_sm90(activation._silu_mul_kernel, signature, {"BLOCK": activation.BLOCK})
+    compiled = compile_sm90(activation._silu_mul_kernel, signature, {"BLOCK": activation.BLOCK, "EARLY": True})
 
     assert_lean(compiled, max_registers=40, num_loads=2, num_stores=1)
 
@@ -60,7 +60,7 @@ def compile_rope(head_dim: int, rotary_dim: int, *, norms: bool, float8: bool) -
     half, tail = rotary_dim // 2, head_dim - rotary_dim
     half_pad, tail_pad = triton.next_power_of_2(half), triton.next_power_of_2(tail) if tail else 0
     rows = rope.TILE // triton.next_power_of_2(2 * half_pad + tail_pad)
-    constexprs: dict[str, Any] = {"HEAD_DIM": head_dim, "HALF": half, "BLOCK_SIZE": 16, "ROWS": rows}
+    constexprs: dict[str, Any] = {"HEAD_DIM": head_dim, "HALF": half, "BLOCK_SIZE": 16, "ROWS": rows, "EARLY": True}
     constexprs |= {"HALF_PAD": half_pad, "TAIL_PAD": tail_pad}
     if not norms:
         constexprs |= {"query_weight": None, "key_weight": None}

@@ -26,7 +26,8 @@ def test_the_weight_is_read_wide_and_nothing_spills(
     """
     config = default_config(num_rows, in_features, out_features)
     columns, spans = config["block_n"], config["block_k"] // (256 * config["warps"])
-    blocks = {"ROWS": num_rows, "BLOCK_N": columns, "BLOCK_K": config["block_k"], "STAGES": 1, "EARLY": early}
+    blocks = {"ROWS": num_rows, "BLOCK_N": columns, "BLOCK_K": config["block_k"], "STAGES": 1, "GATED": False}
+    blocks["EARLY"] = early
 
     compiled = compile_sm90(_gemv_kernel, SIGNATURE, blocks, config["warps"], 1)
 
@@ -42,11 +43,25 @@ def test_the_weight_is_read_wide_and_nothing_spills(
     assert not early or spans * columns == parts[0].count("ld.global")
 
 
+@pytest.mark.parametrize("num_rows", [1, 4])
+def test_a_gate_spills_nothing(num_rows: int) -> None:
+    """
+    A gated product has its first weights on the way before the wait too.
+    """
+    config = default_config(num_rows, 896, 9728)
+    blocks = {"ROWS": num_rows, "BLOCK_N": config["block_n"], "BLOCK_K": config["block_k"], "STAGES": 1}
+
+    compiled = compile_sm90(_gemv_kernel, SIGNATURE, blocks | {"GATED": True, "EARLY": True}, config["warps"], 1)
+
+    assert 0 == compiled.spills
+    assert 0 < compiled.ptx.split("griddepcontrol.wait")[0].count(".v4.b32")
+
+
 def test_stages_load_ahead_into_shared_memory() -> None:
     """
     With stages the same loads are asynchronous, and as wide.
     """
-    blocks = {"ROWS": 1, "BLOCK_N": 4, "BLOCK_K": 1024, "STAGES": 4, "EARLY": False}
+    blocks = {"ROWS": 1, "BLOCK_N": 4, "BLOCK_K": 1024, "STAGES": 4, "GATED": False, "EARLY": False}
 
     compiled = compile_sm90(_gemv_kernel, SIGNATURE, blocks, 4, 4)
 

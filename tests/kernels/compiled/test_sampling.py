@@ -37,7 +37,7 @@ def test_argmax_loads_sixteen_bytes_a_thread_and_keeps_threads_many() -> None:
     compiled = _compile(
         argmax._argmax_kernel,
         {"logits_ptr": "*bf16", "picked_ptr": "*i64"},
-        {"BLOCK": argmax.BLOCK},
+        {"BLOCK": argmax.BLOCK, "EARLY": True},
         argmax.NUM_WARPS,
     )
 

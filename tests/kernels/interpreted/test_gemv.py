@@ -2,18 +2,12 @@
 
 import pytest
 import torch
-from torch import Tensor
 
-from kernels.cuda.gemv import Config, config_for, default_config, gemv_triton, launch
-from tests.support.numerics import assert_near
+from kernels.cuda.gemv import Config, config_for, default_config, gated_gemv_triton, gemv_triton, launch
+from tests.support.numerics import assert_near, gated_product, product
 
 DTYPES = [torch.float32, torch.float16]
 SMALL = {"block_n": 4, "block_k": 256, "warps": 1, "stages": 1, "early": 0}
-
-
-def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    out = x.double() @ weight.double().T
-    return out if bias is None else out + bias.double()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -29,6 +23,21 @@ def test_equals_float64(dtype: torch.dtype, num_rows: int, out_features: int, in
 
     assert_near(product(x, weight), gemv_triton(x, weight))
     assert_near(product(x, weight, bias), gemv_triton(x, weight, bias))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_rows", [1, 3])
+@pytest.mark.parametrize(("width", "in_features"), [(1, 8), (5, 63), (17, 300)])
+def test_a_gated_product_equals_float64(dtype: torch.dtype, num_rows: int, width: int, in_features: int) -> None:
+    """
+    Gate and what it is for are multiplied at once, with and without bias.
+    """
+    torch.manual_seed(4)
+    x, weight = torch.randn(num_rows, in_features, dtype=dtype), torch.randn(2 * width, in_features, dtype=dtype)
+    bias = torch.randn(2 * width, dtype=dtype)
+
+    assert_near(gated_product(x, weight), gated_gemv_triton(x, weight))
+    assert_near(gated_product(x, weight, bias), launch(x, weight, bias, SMALL, gated=True))
 
 
 @pytest.mark.parametrize(
@@ -91,4 +100,4 @@ def test_an_unmeasured_shape_has_a_sound_configuration(
 
     assert use == config["use"]
     assert config["block_k"] % (256 * config["warps"]) == 0
-    assert config.keys() <= config_for(num_rows, in_features, out_features, torch.bfloat16).keys()
+    assert config.keys() <= config_for(num_rows, in_features, out_features, torch.bfloat16, False).keys()
