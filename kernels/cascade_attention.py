@@ -27,8 +27,8 @@ from kernels.gather_kv import cached_tokens
 
 # a chunk of fewer tokens takes longer to start and to join than to read
 MIN_CHUNK = 256
-# columns of a tile, and of a row of the batch
-TILE_SLOT, TILE_TOKENS, TILE_ITEM = range(3)
+# columns of an item, and of a row of the batch
+ITEM_SLOT, ITEM_START, ITEM_STOP, ITEM_TILE = range(4)
 ROW_TOKENS, ROW_ITEM, ROW_ITEMS, ROW_PLACE = range(4)
 COLUMNS = 4
 
@@ -80,20 +80,11 @@ class CascadeLayout:
 
     @property
     def sections(self) -> dict[str, slice]:
-        """Places of "counts", "tiles", "rows", "items" and "members", each beginning at a multiple of 4."""
-        tiles = self.max_tiles(self.max_rows)
-        lengths = {
-            "counts": COLUMNS,
-            "tiles": tiles * COLUMNS,
-            "rows": self.max_rows * COLUMNS,
-            "items": self.max_items(self.max_rows),
-            "members": tiles * self.tile_seqs,
-        }
-        found, start = {}, 0
-        for name, length in lengths.items():
-            found[name] = slice(start, start + length)
-            start += length + -length % COLUMNS
-        return found
+        """Places of "items", "rows" and "members", each beginning at a multiple of 4."""
+        rows = COLUMNS * self.max_items(self.max_rows)
+        members = rows + COLUMNS * self.max_rows
+        stop = members + self.tile_seqs * self.max_tiles(self.max_rows)
+        return {"items": slice(0, rows), "rows": slice(rows, members), "members": slice(members, stop)}
 
     @property
     def num_numbers(self) -> int:
@@ -108,11 +99,10 @@ class Cascade:
 
     Args:
         max_items: Launched for each KV head.
-        counts: [4] int32: items, tokens of a chunk.
-        tiles: [max_tiles, 4] int32: slot of the prefix, its tokens, the tile's first item.
+        items: [most items of any batch, 4] int32: slot of the prefix, first and last token of the chunk, the last
+            exclusive, and the tile. Zeros where there is nothing to do.
         rows: [max_rows, 4] int32, of each row of the batch: tokens that this pass attends, its tile's first item
             and number of items, its place in the tile. Zeros where it shares nothing.
-        items: [max_items] int32, the tile of each.
         members: [max_tiles, tile_seqs] int32, rows of the batch; -1 for nobody.
         outputs: [max_items, num_kv_heads, tile_rows, head_dim] float32, one layer's at a time.
         lses: [max_items, num_kv_heads, tile_rows] float32, their log-sum-exps to base 2.
@@ -120,10 +110,8 @@ class Cascade:
 
     layout: CascadeLayout
     max_items: int
-    counts: Tensor
-    tiles: Tensor
-    rows: Tensor
     items: Tensor
+    rows: Tensor
     members: Tensor
     outputs: Tensor
     lses: Tensor
@@ -185,10 +173,8 @@ def plan_cascade(layout: CascadeLayout, numbers: Tensor, workspace: Tensor, num_
     return Cascade(
         layout=layout,
         max_items=shape[0],
-        counts=numbers[sections["counts"]],
-        tiles=numbers[sections["tiles"]].view(-1, COLUMNS),
+        items=numbers[sections["items"]].view(-1, COLUMNS),
         rows=numbers[sections["rows"]].view(-1, COLUMNS),
-        items=numbers[sections["items"]],
         members=numbers[sections["members"]].view(-1, layout.tile_seqs),
         outputs=workspace[: size * head_dim].view(*shape, head_dim),
         lses=workspace[size * head_dim : size * (head_dim + 1)].view(shape),
@@ -219,10 +205,10 @@ def pack_prefixes(layout: CascadeLayout, prefixes: Sequence[SharedPrefix], num_r
     first_items = np.cumsum(num_items) - num_items
 
     places = layout.sections
-    numbers[places["counts"]][:2] = num_items.sum(), chunk
-    tiles = numbers[places["tiles"]].reshape(-1, COLUMNS)[: len(tokens)]
-    tiles[:, TILE_SLOT], tiles[:, TILE_TOKENS], tiles[:, TILE_ITEM] = slots, tokens, first_items
-    numbers[places["items"]][: num_items.sum()] = np.repeat(np.arange(len(tokens)), num_items)
+    tile = np.repeat(np.arange(len(tokens)), num_items)
+    starts = (np.arange(len(tile)) - first_items[tile]) * chunk
+    columns = (slots[tile], starts, np.minimum(starts + chunk, tokens[tile]), tile)
+    numbers[places["items"]].reshape(-1, COLUMNS)[: len(tile)] = np.stack(columns, axis=1)
 
     members = numbers[places["members"]]
     members[:] = -1
@@ -277,11 +263,10 @@ def attend_prefixes_reference(
     """One item after another, in the dtype of `cascade.outputs`."""
     dtype, num_kv_heads = cascade.outputs.dtype, kv_cache.shape[2]
     group_size = query.shape[1] // num_kv_heads
-    num_items, chunk = cascade.counts[:2].tolist()
-    for item, tile in enumerate(cascade.items[:num_items].tolist()):
-        slot, num_tokens, first_item = cascade.tiles[tile, :3].tolist()
-        start = (item - first_item) * chunk
-        positions = torch.arange(start, min(start + chunk, num_tokens), device=query.device)
+    for item, (slot, start, stop, tile) in enumerate(cascade.items.tolist()):
+        if stop <= start:
+            break
+        positions = torch.arange(start, stop, device=query.device)
         keys, values = cached_tokens(kv_cache, kv_scales, block_tables[slot], positions, dtype)
         members = cascade.members[tile]
         rows = query[members[members >= 0].long()].to(dtype).view(-1, num_kv_heads, group_size, query.shape[2])

@@ -61,8 +61,6 @@ def launch(
         kv_cache,
         kv_scales,
         block_tables,
-        cascade.counts,
-        cascade.tiles,
         cascade.items,
         cascade.members,
         exponent,
@@ -106,8 +104,6 @@ def _prefix_kernel(
     kv_cache,
     kv_scales,
     block_tables,
-    counts,
-    tiles,
     items,
     members,
     scale,
@@ -139,15 +135,14 @@ def _prefix_kernel(
     wait_for_previous(EARLY)
     kv_head = tl.program_id(0)
     item = tl.program_id(1)
+    slot = tl.load(items + item * 4)
+    start = tl.load(items + item * 4 + 1)
+    stop = tl.load(items + item * 4 + 2)
+    tile = tl.load(items + item * 4 + 3)
     # a graph launches as many as a batch can need
-    if item >= tl.load(counts):
+    if start >= stop:
         return
-    chunk = tl.load(counts + 1)
-    tile = tl.load(items + item)
-    entry = tiles + tile * 4
-    start = (item - tl.load(entry + 2)) * chunk
-    stop = tl.minimum(start + chunk, tl.load(entry + 1))
-    table = block_tables + tl.load(entry).to(tl.int64) * table_stride
+    table = block_tables + slot.to(tl.int64) * table_stride
 
     rows = tl.arange(0, BLOCK_M)
     dims = tl.arange(0, BLOCK_D)

@@ -99,7 +99,7 @@ def test_a_graph_follows_the_prefixes() -> None:
     empty = cascaded(plain, layout, [], 128)
     assert plan.cascade is not None
     assert empty.cascade is not None
-    sections = {name: getattr(empty.cascade, name) for name in ("counts", "tiles", "rows", "items", "members")}
+    sections = {name: getattr(empty.cascade, name) for name in layout.sections}
     decode_attention(query, batch.kv_cache, empty, 0.088)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

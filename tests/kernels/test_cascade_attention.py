@@ -9,6 +9,10 @@ from hypothesis import strategies as st
 from kernels import cascade_attention
 from kernels.cascade_attention import (
     COLUMNS,
+    ITEM_SLOT,
+    ITEM_START,
+    ITEM_STOP,
+    ITEM_TILE,
     ROW_ITEM,
     ROW_ITEMS,
     ROW_PLACE,
@@ -29,15 +33,16 @@ def pack(layout: CascadeLayout, prefixes: list[SharedPrefix], num_rows: int) -> 
     numbers = np.full(layout.num_numbers, -9, dtype=np.int32)
     num_items = pack_prefixes(layout, prefixes, num_rows, numbers)
     found = {name: numbers[place] for name, place in layout.sections.items()}
-    assert num_items == found["counts"][0]
-    return found | {name: found[name].reshape(-1, COLUMNS) for name in ("tiles", "rows")}
+    found |= {name: found[name].reshape(-1, COLUMNS) for name in ("items", "rows")}
+    assert num_items == np.count_nonzero(found["items"][:, ITEM_STOP])
+    assert not found["items"][num_items:].any()
+    return found
 
 
 def check(layout: CascadeLayout, prefixes: list[SharedPrefix], num_rows: int) -> set[int]:
     """Every row has all of its prefix, once; returns the rows that have one."""
     sections = pack(layout, prefixes, num_rows)
-    num_items, chunk = sections["counts"][:2].tolist()
-    assert num_items <= layout.max_items(num_rows)
+    assert not sections["items"][layout.max_items(num_rows) :].any()
     members = sections["members"].reshape(-1, layout.tile_seqs)
     prefix_of = {row: prefix for prefix in prefixes for row in prefix.rows.tolist()}
     seen = set()
@@ -48,14 +53,14 @@ def check(layout: CascadeLayout, prefixes: list[SharedPrefix], num_rows: int) ->
         seen.add(row)
         prefix = prefix_of[row]
         assert num_tokens == prefix.num_tokens // layout.unit * layout.unit
-        items = range(first_item, first_item + count)
-        assert items.stop <= num_items
-        assert {int(sections["items"][item]) for item in items} == {tile := int(sections["items"][first_item])}
-        assert [prefix.slot, num_tokens, first_item] == sections["tiles"][tile, :3].tolist()
+        items = sections["items"][first_item : first_item + count]
+        assert {prefix.slot} == set(items[:, ITEM_SLOT].tolist())
+        assert {tile := int(items[0, ITEM_TILE])} == set(items[:, ITEM_TILE].tolist())
         assert row == members[tile, place]
-        # whole tiles of keys, one after the other, none of them empty
-        assert chunk % layout.unit == 0
-        assert (count - 1) * chunk < num_tokens <= count * chunk
+        # one after the other, whole tiles of keys, none of them empty
+        starts, stops = items[:, ITEM_START].tolist(), items[:, ITEM_STOP].tolist()
+        assert [0, *stops] == [*starts, num_tokens]
+        assert all(start < stop and not start % layout.unit for start, stop in zip(starts, stops, strict=True))
     return seen
 
 
@@ -104,7 +109,7 @@ def test_a_prefix_of_many_sequences_fills_the_gpu() -> None:
     sections = pack(layout, [SharedPrefix(3, 2048, np.arange(200))], 200)
 
     # thirteen tiles in two chunks each
-    assert [26, 1024] == sections["counts"][:2].tolist()
+    assert [3, 1024, 2048, 12] == sections["items"][25].tolist()
     assert 132 < 26 * 8 <= 264
     assert [2048, 24, 2, 7] == sections["rows"][199].tolist()
     assert [ROW_TOKENS, ROW_ITEM, ROW_ITEMS, ROW_PLACE] == [0, 1, 2, 3]
@@ -168,6 +173,6 @@ def test_the_reference_is_as_without_the_pass(
         for one in (plain, plan)
     )
 
-    assert 2 == plan.cascade.counts[0]
+    assert 2 == plan.cascade.items[:, ITEM_STOP].count_nonzero()
     # what the pass leaves is float32 here
     assert_near(expected, actual, 2e-6)

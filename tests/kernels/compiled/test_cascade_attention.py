@@ -20,8 +20,6 @@ SIGNATURE = {
     "lses": "*fp32",
     "kv_scales": "*fp32",
     "block_tables": "*i32",
-    "counts": "*i32",
-    "tiles": "*i32",
     "items": "*i32",
     "members": "*i32",
     "scale": "fp32",
