@@ -176,16 +176,19 @@ def test_blocks_lie_beyond_two_to_the_31() -> None:
     assert_near(paged_decode_reference(query.double(), cache, plain, 64**-0.5), out)
 
 
-def test_the_untuned_configuration_is_that_of_the_layout() -> None:
+@pytest.mark.parametrize("head_dim", [8, 64])
+def test_the_untuned_configuration_is_that_of_the_layout(head_dim: int) -> None:
     """
-    As the engine calls it, through the public function.
+    As the engine calls it, for heads of the least size too.
     """
-    batch, query = tiny_batch([40, 41])
+    torch.manual_seed(1)
+    batch = paged_batch([40, 41], num_kv_heads=2, head_dim=head_dim, block_size=16, dtype=torch.float32)
+    query = torch.randn(2, 8, head_dim)
     prefixes = share(batch, [([0, 1], 32)])
-    layout = cascade_attention.cascade_layout(2, 8, 2, 64, torch.float32)
+    layout = cascade_attention.cascade_layout(2, 8, 2, head_dim, torch.float32)
     assert layout is not None
     plain = batch.plan(8)
-    plan = cascaded(plain, layout, prefixes, 64)
+    plan = cascaded(plain, layout, prefixes, head_dim)
     assert plan.cascade is not None
     cuda.attend_prefixes_triton(query, batch.kv_cache, plan.block_tables, plan.cascade, 0.125)
 
