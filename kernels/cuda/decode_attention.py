@@ -192,18 +192,7 @@ def _decode_kernel(
     first_head = tl.program_id(0) * HEADS
     seq = tl.program_id(1)
     STEP: tl.constexpr = TILE * SLICES
-    seq_len = tl.load(seq_lens + seq)
-    # the newest token sees the last `window` tokens: no key in the range needs a mask
-    first = tl.maximum(seq_len - window, 0)
-    if PREFIX_ROWS:
-        # the tokens before it have been attended for all that share them; there is one behind it at least
-        first = tl.load(prefix_rows + seq * 4)
-    share = tl.cdiv(tl.cdiv(seq_len - first, num_splits), STEP) * STEP
-    start = first + tl.program_id(2) * share
-    stop = tl.minimum(start + share, seq_len)
-    empty = start >= stop
-    if PREFIX_ROWS:
-        empty &= tl.program_id(2) >= tl.load(prefix_rows + seq * 4 + 2)
+    start, stop, empty = _stretch(seq, seq_lens, window, num_splits, prefix_rows, STEP, PREFIX_ROWS)
     if SPLIT and empty:
         places, members = _places(num_splits, GROUP_SIZE, BLOCK_M, HEADS)
         tl.store(lses + places, tl.full(places.shape, LOWEST, tl.float32), mask=members < GROUP_SIZE)
@@ -269,6 +258,25 @@ def _decode_kernel(
     if SCALED:
         acc *= 1.0 / VALUE_GAIN
     _finish(out, lses, highest, total, acc, num_splits, GROUP_SIZE, HEAD_DIM, BLOCK_M, BLOCK_D, HEADS, SLICES, SPLIT)
+
+
+@triton.jit
+def _stretch(seq, seq_lens, window, num_splits, prefix_rows, STEP: tl.constexpr, PREFIX_ROWS: tl.constexpr):
+    """Where the tokens of a program begin and end, and whether it has nothing to do."""
+    seq_len = tl.load(seq_lens + seq)
+    # the newest token sees the last `window` tokens: no key in the range needs a mask
+    first = tl.maximum(seq_len - window, 0)
+    if PREFIX_ROWS:
+        # the tokens before it have been attended for all that share them; there is one behind it at least
+        first = tl.load(prefix_rows + seq * 4)
+    share = tl.cdiv(tl.cdiv(seq_len - first, num_splits), STEP) * STEP
+    start = first + tl.program_id(2) * share
+    stop = tl.minimum(start + share, seq_len)
+    empty = start >= stop
+    if PREFIX_ROWS:
+        # the last splits of a short sequence may have items of its prefix nevertheless
+        empty &= tl.program_id(2) >= tl.load(prefix_rows + seq * 4 + 2)
+    return start, stop, empty
 
 
 @triton.jit
