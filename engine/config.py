@@ -53,6 +53,10 @@ class EngineConfig:
         prefix_caching: Find blocks of equal prompts again.
         shared_tenants: Prompts of parties that do not trust each other share the cache: its
             blocks are then found by a hash that nobody can collide on purpose.
+        cascade: On a GPU, read a cached prefix that running sequences share once for all of them in each
+            decode step; captures some graphs more at the start.
+        cascade_min_seqs: Sequences from which on that is done.
+        cascade_min_tokens: Tokens of the prefix from which on that is done.
         preemption: How blocks are won back: by swap, by recompute, or whichever is cheaper.
         policy: "throughput" puts bulk work in the order and at the pace in which all of it ends soonest;
             "fcfs" serves it as it comes, as other work always is.
@@ -73,6 +77,9 @@ class EngineConfig:
     cuda_graphs: bool = True
     prefix_caching: bool = True
     shared_tenants: bool = False
+    cascade: bool = True
+    cascade_min_seqs: int = 8
+    cascade_min_tokens: int = 512
     preemption: Literal["auto", "swap", "recompute"] = "auto"
     policy: PolicyName = "throughput"
     load_format: Literal["auto", "dummy"] = "auto"
@@ -83,10 +90,12 @@ class EngineConfig:
             raise StartupError(f'device is "{self.device}"; want "auto", "cpu" or "cuda"')
         if self.policy not in POLICIES:
             raise StartupError(f'policy is "{self.policy}"; want "throughput" or "fcfs"')
-        for name in ("block_size", "max_num_seqs", "max_num_batched_tokens"):
+        for name in ("block_size", "max_num_seqs", "max_num_batched_tokens", "cascade_min_tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise StartupError(f"{name} is {value}; want 1 or more")
+        if self.cascade_min_seqs < 2:
+            raise StartupError(f"cascade_min_seqs is {self.cascade_min_seqs}; want 2 or more: one shares with nobody")
         if self.max_model_len is not None and self.max_model_len < 2:
             raise StartupError(f"max_model_len is {self.max_model_len}; want 2 or more: a prompt and an answer token")
         if not 0 < self.gpu_memory_utilization <= 1:

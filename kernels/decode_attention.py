@@ -11,6 +11,7 @@ among programs. What the layers share is a `PagedDecode`, whose tensors stay in 
 captured graph can be replayed for other sequences.
 """
 
+import math
 from dataclasses import dataclass
 from typing import overload
 
@@ -19,6 +20,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
+
+from kernels.cascade_attention import ROW_TOKENS, Cascade, attend_prefixes
+from kernels.gather_kv import cached_tokens
 
 # keys and values of one group: half of a core's share of the processor's cache
 WORKSPACE_BYTES = 2 << 20
@@ -87,6 +91,7 @@ class PagedDecode:
         partial_outputs: [num_seqs, num_heads, num_splits, head_dim] float32, one layer's at a time.
         partial_lses: [num_seqs, num_heads, num_splits] float32, their log-sum-exps to base 2.
             Both are None where there is one split.
+        cascade: Prefixes that are attended first, each for all sequences that share it; without a window alone.
     """
 
     block_tables: Tensor
@@ -96,6 +101,7 @@ class PagedDecode:
     num_splits: int
     partial_outputs: Tensor | None
     partial_lses: Tensor | None
+    cascade: Cascade | None = None
 
 
 def plan_decode(kv_cache: Tensor, block_tables: Tensor, seq_lens: Tensor, window: int | None = None) -> DecodePlan:
@@ -177,21 +183,23 @@ def plan_paged_decode(
     workspace: Tensor,
     num_heads: int,
     head_dim: int,
+    cascade: Cascade | None = None,
 ) -> PagedDecode:
     """
     Lay a batch's partial results into a workspace that all layers and batches share.
 
     Args:
-        block_tables, slots, seq_lens, window, num_splits: As in `PagedDecode`.
+        block_tables, slots, seq_lens, window, num_splits, cascade: As in `PagedDecode`.
         workspace: `paged_workspace` of this batch size or a larger one.
     """
+    assert cascade is None or window is None
     if num_splits == 1:
-        return PagedDecode(block_tables, slots, seq_lens, window, 1, None, None)
+        return PagedDecode(block_tables, slots, seq_lens, window, 1, None, None, cascade)
     shape = (len(seq_lens), num_heads, num_splits)
     parts = len(seq_lens) * num_heads * num_splits
     outputs = workspace[: parts * head_dim].view(*shape, head_dim)
     lses = workspace[parts * head_dim : parts * (head_dim + 1)].view(shape)
-    return PagedDecode(block_tables, slots, seq_lens, window, num_splits, outputs, lses)
+    return PagedDecode(block_tables, slots, seq_lens, window, num_splits, outputs, lses, cascade)
 
 
 @overload
@@ -241,6 +249,8 @@ def decode_attention(
         assert softcap == 0.0
         assert kv_scales is None
         return decode_attention_reference(query, kv_cache, plan, scale)
+    if plan.cascade is not None:
+        attend_prefixes(query, kv_cache, plan.block_tables, plan.cascade, scale, softcap=softcap, kv_scales=kv_scales)
     if query.is_cuda:
         from kernels.cuda.decode_attention import decode_attention_triton
 
@@ -257,28 +267,45 @@ def paged_decode_reference(
     softcap: float = 0.0,
     kv_scales: Tensor | None = None,
 ) -> Tensor:
-    """One sequence after another, in float64 where the query is, else in float32."""
+    """One sequence after another, in float64 where the query is, else in float32; `plan.cascade` has been attended."""
     dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
-    block_size, group_size = kv_cache.shape[3], query.shape[1] // kv_cache.shape[2]
+    group_size = query.shape[1] // kv_cache.shape[2]
     rows = []
-    for row, slot, seq_len in zip(query.to(dtype), plan.slots.tolist(), plan.seq_lens.tolist(), strict=True):
+    for index, (row, slot, seq_len) in enumerate(
+        zip(query.to(dtype), plan.slots.tolist(), plan.seq_lens.tolist(), strict=True)
+    ):
         if seq_len == 0:
             rows.append(torch.zeros_like(row))
             continue
-        positions = torch.arange(max(0, seq_len - (plan.window or seq_len)), seq_len, device=query.device)
-        blocks, offsets = plan.block_tables[slot][positions // block_size].long(), positions % block_size
-        # [2, num_tokens, num_kv_heads, head_dim]; fp8 tensors cannot be indexed by tensors
-        stored = torch.stack([half.transpose(1, 2).view(_bits(half))[blocks, offsets] for half in kv_cache])
-        keys, values = stored.view(kv_cache.dtype).to(dtype)
-        if kv_scales is not None:
-            key_scales, value_scales = (half.transpose(1, 2)[blocks, offsets, :, None].to(dtype) for half in kv_scales)
-            keys, values = keys * key_scales, values * value_scales
+        first = max(0, seq_len - (plan.window or seq_len))
+        if plan.cascade is not None:
+            first = int(plan.cascade.rows[index, ROW_TOKENS])
+        positions = torch.arange(first, seq_len, device=query.device)
+        keys, values = cached_tokens(kv_cache, kv_scales, plan.block_tables[slot], positions, dtype)
         keys, values = (x.repeat_interleave(group_size, dim=1) for x in (keys, values))
         scores = torch.einsum("hd,thd->ht", row, keys) * scale
         if softcap:
             scores = softcap * torch.tanh(scores / softcap)
-        rows.append(torch.einsum("ht,thd->hd", scores.softmax(-1), values))
+        attended = torch.einsum("ht,thd->hd", scores.softmax(-1), values)
+        if plan.cascade is not None:
+            attended = _behind_prefix(plan.cascade, index, attended, scores.logsumexp(-1))
+        rows.append(attended)
     return torch.stack(rows).to(query.dtype)
+
+
+def _behind_prefix(cascade: Cascade, row: int, attended: Tensor, lses: Tensor) -> Tensor:
+    """
+    Join what a row has of its prefix's items with what it has behind them.
+
+    Args:
+        attended: [num_heads, head_dim], and `lses`, [num_heads], natural log-sum-exps.
+    """
+    _, first, count, place = cascade.rows[row].tolist()
+    group_size = len(attended) // cascade.layout.num_kv_heads
+    items, members = slice(first, first + count), slice(place * group_size, (place + 1) * group_size)
+    parts = torch.cat([cascade.outputs[items, :, members].flatten(1, 2), attended[None]])
+    logs = torch.cat([cascade.lses[items, :, members].flatten(1) * math.log(2), lses[None]])
+    return (parts * logs.softmax(0)[..., None]).sum(0)
 
 
 def decode_attention_reference(query: Tensor, kv_cache: Tensor, plan: DecodePlan, scale: float) -> Tensor:
@@ -344,8 +371,3 @@ def _group(
         keys=keys,
         values=values,
     )
-
-
-def _bits(x: Tensor) -> torch.dtype:
-    """The dtype to index `x` as."""
-    return torch.uint8 if x.itemsize == 1 else x.dtype

@@ -56,3 +56,28 @@ def gather_kv_reference(
         gathered = gathered.float() * kv_scales[:, blocks, :, offsets][..., None]
     keys, values = gathered.to(out_dtype or kv_cache.dtype).unbind(1)
     return keys.contiguous(), values.contiguous()
+
+
+def cached_tokens(
+    kv_cache: Tensor, kv_scales: Tensor | None, block_table: Tensor, positions: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """
+    Read some tokens of one sequence: what the references of attention have keys and values from.
+
+    Args:
+        block_table: [max_blocks] int32.
+        positions: [num_tokens] int64.
+
+    Returns:
+        Keys and values, each [num_tokens, num_kv_heads, head_dim], scaled.
+    """
+    block_size = kv_cache.shape[3]
+    blocks, offsets = block_table[positions // block_size].long(), positions % block_size
+    # fp8 tensors cannot be indexed by tensors
+    bits = torch.uint8 if kv_cache.itemsize == 1 else kv_cache.dtype
+    stored = torch.stack([half.transpose(1, 2).view(bits)[blocks, offsets] for half in kv_cache])
+    keys, values = stored.view(kv_cache.dtype).to(dtype)
+    if kv_scales is not None:
+        key_scales, value_scales = (half.transpose(1, 2)[blocks, offsets, :, None].to(dtype) for half in kv_scales)
+        keys, values = keys * key_scales, values * value_scales
+    return keys, values

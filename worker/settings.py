@@ -92,6 +92,11 @@ class WorkerSettings(ClientSettings):
         False,
         description="Tenants share cached prompts, under a hash that nobody can collide; else each has its own.",
     )
+    cascade: bool = Field(
+        True, description="On a GPU, read a cached prefix that running sequences share once for all of them."
+    )
+    cascade_min_seqs: int = Field(8, ge=2, description="Sequences from which on that is done.")
+    cascade_min_tokens: int = Field(512, ge=1, description="Tokens of the prefix from which on that is done.")
     preemption: Literal["auto", "swap", "recompute"] = Field(
         "auto", description="How blocks are won back under pressure; auto takes the cheaper way."
     )

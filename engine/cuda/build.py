@@ -6,7 +6,8 @@ from pathlib import Path
 import torch
 
 from engine.config import ResolvedConfig
-from engine.cuda.graphs import Sampling, graph_sizes
+from engine.cuda.cascade import CascadeGate
+from engine.cuda.graphs import Sampling, cascade_sizes, graph_sizes
 from engine.cuda.kv_cache import CudaKVCache
 from engine.cuda.model_runner import CudaModelRunner
 from engine.cuda.plan import MAX_GATHERED_KEYS
@@ -98,6 +99,7 @@ def build_runner(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=max_model_len,
+        cascade=_cascade_gate(config),
     )
     host_bytes = swap_space(config.swap_space_bytes, available_bytes(), config.preemption)
     later = _WORKSPACE_BYTES + (BOUNCE_BYTES if host_bytes else 0)
@@ -114,8 +116,15 @@ def build_runner(
         runner.kv_cache = CudaKVCache(shape, device)
     if config.cuda_graphs:
         with explained("capturing the CUDA graphs", "lower max_num_seqs, or set cuda_graphs to false", device):
-            runner.capture_graphs(graph_sizes(config.max_num_seqs))
+            runner.capture_graphs(graph_sizes(config.max_num_seqs), cascade_sizes(config.max_num_seqs))
     return runner
+
+
+def _cascade_gate(config: ResolvedConfig) -> CascadeGate | None:
+    # without the prefix cache no two sequences have a block in common
+    if not (config.cascade and config.prefix_caching):
+        return None
+    return CascadeGate(config.cascade_min_seqs, config.cascade_min_tokens)
 
 
 def _measure(
@@ -147,19 +156,21 @@ def _measure(
 
 def _measure_graphs(runner: CudaModelRunner, config: ResolvedConfig, device: torch.device) -> int:
     sizes = graph_sizes(config.max_num_seqs)
-    trial = sizes[-_TRIAL_GRAPHS:]
+    more = cascade_sizes(config.max_num_seqs) if runner.cascade else []
     reset_peak(device)
     before = snapshot(device)
     with explained("capturing the first CUDA graphs", "lower max_num_seqs, or set cuda_graphs to false", device):
-        runner.capture_graphs(trial)
+        runner.capture_graphs(sizes[-_TRIAL_GRAPHS:], more[-1:])
+    assert runner.graphs is not None
+    count = len(runner.graphs)
     after = snapshot(device)
     runner.graphs = None
     taken = before.free - after.free
     reset_peak(device)
     # the pool is shared; each graph adds its own nodes
-    pool, count = after.reserved - before.reserved, len(trial) * len(Sampling)
+    pool = after.reserved - before.reserved
     each = max(0, taken - pool) // count
-    return graph_memory([pool + each] + [each] * (count - 1), len(sizes) * len(Sampling))
+    return graph_memory([pool + each] + [each] * (count - 1), (len(sizes) + len(more)) * len(Sampling))
 
 
 def _trial_shape(decoder: Decoder, config: ResolvedConfig) -> CacheShape:

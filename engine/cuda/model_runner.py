@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.batch import ForwardBatch
+from engine.cuda.cascade import CascadeGate, StepCascade
 from engine.cuda.device_state import DeviceState
 from engine.cuda.graphs import DecodeGraphs, Sampling
 from engine.cuda.kv_cache import CudaKVCache
@@ -26,6 +27,10 @@ from kernels.step_state import JOIN_COLUMNS, DecodeInputs, begin_decode, end_ste
 
 # what a graph cannot do: it needs the host's knowledge of single rows
 EAGER_SAMPLING = Feature.PENALTY | Feature.BIAS | Feature.MIN_TOKENS | Feature.LOGPROBS
+
+# cached tokens whose reading costs as much as a row of padding: an estimate, between the 900 that a row's products
+# make in an 8b model and nothing, as products are cut into tiles of rows
+PADDING_TOKENS = 256
 
 # rows whose logits exist at once: 512 of 128,256 in bf16 are 131 MB
 PROMPT_LOGPROB_ROWS = 512
@@ -70,6 +75,7 @@ class CudaModelRunner:
     Args:
         sampler: With a `SamplingState` of max_num_seqs + 1 slots: the last is that of padding rows.
         max_model_len: Longest sequence; sizes the block tables.
+        cascade: From when on a prefix that decodes share is read once for them; None is never.
     """
 
     def __init__(
@@ -81,6 +87,7 @@ class CudaModelRunner:
         max_num_seqs: int,
         max_num_batched_tokens: int,
         max_model_len: int,
+        cascade: CascadeGate | None = None,
         make_event: MakeEvent = CudaEvent,
     ) -> None:
         self.model = model
@@ -96,11 +103,13 @@ class CudaModelRunner:
         self.windows = frozenset(model.config.windows)
         max_blocks = -(-max_model_len // self.block_size)
         self.state = DeviceState(sampler.state, max_blocks=max_blocks, max_rows=max_num_batched_tokens)
+        self.cascade = StepCascade(model.config, kv_cache.shape, cascade, max_num_seqs, sampler.state.device)
         self._packer = StepPacker(
             max_num_seqs=max_num_seqs,
             max_blocks=max_blocks,
             block_size=self.block_size,
             vocab_size=sampler.vocab_size,
+            num_reserved=self.cascade.num_numbers,
         )
         self._transfers = Transfers(
             sampler.state.device,
@@ -120,20 +129,26 @@ class CudaModelRunner:
         self._asked: tuple[NDArray[np.int64], Feature] | None = None
 
     @torch.inference_mode()
-    def capture_graphs(self, sizes: SequenceOf[int]) -> None:
-        """Make graphs of decode batches; the largest of `sizes` must be max_num_seqs."""
-        # rows of padding: nothing of a capture, or of the trial before it, is kept
-        self._transfers.numbers.fill_(self.max_num_seqs)
-        graphs = DecodeGraphs(self._decode_rows, sizes)
+    def capture_graphs(self, sizes: SequenceOf[int], cascade_sizes: SequenceOf[int] = ()) -> None:
+        """Make graphs of decode batches; the largest of `sizes`, of both kinds, must be max_num_seqs."""
+        self._fill_with_padding()
+        graphs = DecodeGraphs(self._decode_rows, sizes, cascade_sizes if self.cascade else ())
         graphs.capture()
         self.graphs = graphs
 
     @torch.inference_mode()
     def try_decode(self, num_rows: int) -> None:
         """Run a decode batch of padding alone."""
-        self._transfers.numbers.fill_(self.max_num_seqs)
+        self._fill_with_padding()
         for sampling in Sampling:
-            self._decode_rows(num_rows, sampling)
+            self._decode_rows(num_rows, sampling, False)
+        if self.cascade:
+            self._decode_rows(num_rows, Sampling.GREEDY, True)
+
+    def _fill_with_padding(self) -> None:
+        # nothing of a capture, or of the trial before it, is kept
+        self._transfers.numbers.fill_(self.max_num_seqs)
+        self.cascade.clear(self._transfers.numbers)
 
     @torch.inference_mode()
     def try_largest_step(self, num_tokens: int) -> None:
@@ -191,18 +206,21 @@ class CudaModelRunner:
         """Give a step to the device and return."""
         for slot in step.left:
             self.sampler.state.leave(slot)
+            self.cascade.leave(slot)
         # inference mode is entered by those who compute: it would cost as much as the copies of a step of decodes
         if step.prefill_chunks or step.swap_out or step.swap_in:
             self._prepare(step)
-        packed = self._packer.pack(step, self._transfers.begin())
+        numbers = self._transfers.begin()
+        packed = self._packer.pack(step, numbers)
+        count, shares = self.cascade.fill(numbers, packed.count, step.decodes.slots)
         # after the host's work: where the device waited for it, that is no part of the step
         begin = record_timed_event() if self.step_events is not None else None
-        sent = self._transfers.send(packed.count)
+        sent = self._transfers.send(count)
         prompt_logprobs: dict[int, list[LogprobRows]] = {}
         if packed.prefill is None:
-            sampled = self._decode(packed, self._decode_features(step.decodes.slots))
+            sampled = self._decode(packed, self._decode_features(step.decodes.slots), shares)
         else:
-            sampled, prompt_logprobs = self._compute_mixed(step, packed, packed.prefill, sent)
+            sampled, prompt_logprobs = self._compute_mixed(step, packed, packed.prefill, sent, shares)
         return self._ticket(packed, sampled, prompt_logprobs, begin)
 
     @torch.inference_mode()
@@ -213,6 +231,7 @@ class CudaModelRunner:
                 sequence = chunk.sequence
                 self.sampler.state.remember(sequence.slot, sequence.params, sequence.prompt, sequence.output)
                 self._features[sequence.slot] = sequence.params.features
+                self.cascade.join(sequence.slot, sequence.block_table)
 
     def _features_of(self, slots: NDArray[np.integer[Any]]) -> Feature:
         return Feature(int(np.bitwise_or.reduce(self._features[slots], initial=0)))
@@ -230,23 +249,25 @@ class CudaModelRunner:
             scatter(rows.block_tables, sent[prefill.places.place], sent[prefill.blocks.place])
         scatter(rows.num_computed, sent[prefill.moved.place], sent[prefill.computed.place])
 
-    def _decode(self, packed: PackedStep, features: Feature) -> Sampled | None:
+    def _decode(self, packed: PackedStep, features: Feature, cascade: bool) -> Sampled | None:
         count, kind = packed.num_decodes, _kind_of(features)
         if self.graphs is not None:
-            self.graphs.replay(self.graphs.size_for(count), kind)
+            cascade = cascade and self.graphs.more_padding(count) * PADDING_TOKENS <= self.cascade.num_saved
+            self.graphs.replay(self.graphs.size_for(count, cascade), kind, cascade)
         else:
-            self._decode_rows(count, kind)
+            self._decode_rows(count, kind, cascade)
         if kind is not Sampling.LOGITS:
             return None
         assert self._logits is not None
         return self._sample_eagerly(self._logits[:count], packed, features)
 
     @torch.inference_mode()
-    def _decode_rows(self, count: int, sampling: Sampling) -> None:
+    def _decode_rows(self, count: int, sampling: Sampling, cascade: bool) -> None:
         """One decode step over the static buffers: what a graph holds."""
         numbers, inputs = self._transfers.numbers, self.state.inputs.rows(count)
         slots = self._begin_decode(count, inputs, numbers)
-        batch = self._batch(inputs, count, self._decode_plans(slots, inputs, count), {})
+        plans = self._decode_plans(slots, inputs, count, numbers if cascade else None)
+        batch = self._batch(inputs, count, plans, {})
         logits = self.model.logits(self.model.forward(batch, self.kv_cache.layers))
         if sampling is Sampling.LOGITS:
             self._keep_logits(logits)
@@ -274,19 +295,20 @@ class CudaModelRunner:
 
     @torch.inference_mode()
     def _compute_mixed(
-        self, step: Step, packed: PackedStep, prefill: PackedPrefill, sent: Tensor
+        self, step: Step, packed: PackedStep, prefill: PackedPrefill, sent: Tensor, cascade: bool
     ) -> tuple[Sampled | None, dict[int, list[LogprobRows]]]:
         self._note_chunks(prefill, sent)
-        hidden = self._forward_mixed(packed.num_decodes, prefill, sent)
+        hidden = self._forward_mixed(packed.num_decodes, prefill, sent, cascade)
         prompt_logprobs = self._prompt_logprobs(step, prefill, hidden)
         return self._sample_mixed(packed, prefill, hidden, sent), prompt_logprobs
 
-    def _forward_mixed(self, count: int, prefill: PackedPrefill, sent: Tensor) -> Tensor:
+    def _forward_mixed(self, count: int, prefill: PackedPrefill, sent: Tensor, cascade: bool) -> Tensor:
         inputs = self.state.inputs.rows(count + prefill.num_tokens)
         decode: dict[int | None, PagedDecode] = {}
         if count:
             decodes = inputs.rows(count)
-            decode = self._decode_plans(self._begin_decode(count, decodes, sent), decodes, count)
+            slots = self._begin_decode(count, decodes, sent)
+            decode = self._decode_plans(slots, decodes, count, sent if cascade else None)
         inputs.input_ids[count:].copy_(sent[prefill.input_ids.place])
         inputs.positions[count:].copy_(sent[prefill.positions.place])
         inputs.slot_mapping[count:].copy_(sent[prefill.slot_mapping.place])
@@ -328,9 +350,13 @@ class CudaModelRunner:
             prefill=prefill,
         )
 
-    def _decode_plans(self, slots: Tensor, inputs: DecodeInputs, count: int) -> dict[int | None, PagedDecode]:
+    def _decode_plans(
+        self, slots: Tensor, inputs: DecodeInputs, count: int, shared: Tensor | None
+    ) -> dict[int | None, PagedDecode]:
+        # shared: the numbers on the device, where they say which prefixes are shared
         splits = num_splits_for(count, self.model.config.num_kv_heads, self.max_model_len)
         config = self.model.config
+        cascade = self.cascade.plan(shared, count) if shared is not None else None
         return {
             window: plan_paged_decode(
                 self.state.rows.block_tables,
@@ -341,6 +367,8 @@ class CudaModelRunner:
                 self._workspace,
                 config.num_heads,
                 config.head_dim,
+                # behind a window's start nobody sees the whole prefix
+                cascade if window is None else None,
             )
             for window in self.windows
         }

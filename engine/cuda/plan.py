@@ -125,22 +125,26 @@ class StepPacker:
 
     Args:
         max_blocks: Columns of the device's block tables.
+        num_reserved: Numbers right behind the head that others fill in.
     """
 
-    def __init__(self, *, max_num_seqs: int, max_blocks: int, block_size: int, vocab_size: int) -> None:
+    def __init__(
+        self, *, max_num_seqs: int, max_blocks: int, block_size: int, vocab_size: int, num_reserved: int = 0
+    ) -> None:
         self.max_blocks = max_blocks
         self.block_size = block_size
         self.vocab_size = vocab_size
         self.padding_slot = max_num_seqs
         self.fresh_start = _aligned(max_num_seqs)
-        self.head_count = 2 * self.fresh_start
+        self.head_count = head_count_for(max_num_seqs)
+        self.prefill_start = self.head_count + _aligned(num_reserved)
 
     def most_numbers(self, max_num_batched_tokens: int) -> int:
         """The longest that a step of so many tokens can get."""
         # of each sequence a join, a table, three numbers and, where each is a part of its own, three sections
         each = JOIN_COLUMNS + 2 * self.max_blocks + 3 + 3 * ALIGNMENT
         # of each token its id, position and slot; and the gaps behind the nine sections that prefills always have
-        return self.head_count + 3 * max_num_batched_tokens + self.padding_slot * each + 9 * (ALIGNMENT - 1)
+        return self.prefill_start + 3 * max_num_batched_tokens + self.padding_slot * each + 9 * (ALIGNMENT - 1)
 
     def pack(self, step: Step, numbers: Int32s) -> PackedStep:
         """
@@ -160,7 +164,7 @@ class StepPacker:
             sampled = [chunk.sequence.slot for chunk in prefills if chunk.samples]
             num_sampling += len(sampled)
             numbers[num_decodes:num_sampling] = sampled
-            behind_head = _Numbers(numbers, count)
+            behind_head = _Numbers(numbers, self.prefill_start)
             prefill = self._prefill(step, behind_head, prefills)
             count = behind_head.count
         if num_sampling < self.fresh_start:
@@ -226,6 +230,11 @@ class StepPacker:
         positions = _positions(chunk)
         table = np.asarray(chunk.sequence.block_table, dtype=np.int32)
         return table[positions // self.block_size] * self.block_size + positions % self.block_size
+
+
+def head_count_for(max_num_seqs: int) -> int:
+    """Numbers of the head: two for each row."""
+    return 2 * _aligned(max_num_seqs)
 
 
 def _aligned(count: int) -> int:

@@ -92,11 +92,13 @@ def launch(
         *kv_cache.stride()[:4],
         *scales.stride()[:3],
         plan.block_tables.stride(0),
+        *_prefix_of(plan),
         **constants(query, kv_cache, config),
         HEADS=heads,
         SOFTCAP=softcap > 0,
         SCALED=kv_scales is not None,
         SPLIT=split,
+        PREFIX_ROWS=plan.cascade.layout.tile_rows if plan.cascade is not None else 0,
         EARLY=early,
         num_warps=config["warps"],
         num_stages=config["stages"],
@@ -116,6 +118,11 @@ def launch(
             launch_pdl=early,
         )
     return out
+
+
+def _prefix_of(plan: PagedDecode) -> tuple[Tensor | None, ...]:
+    cascade = plan.cascade
+    return (None, None, None) if cascade is None else (cascade.rows, cascade.outputs, cascade.lses)
 
 
 def constants(query: Tensor, kv_cache: Tensor, config: dict[str, int]) -> dict[str, Any]:
@@ -161,6 +168,9 @@ def _decode_kernel(
     scale_block_stride,
     scale_head_stride,
     table_stride,
+    prefix_rows,
+    prefix_outputs,
+    prefix_lses,
     GROUP_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -172,6 +182,7 @@ def _decode_kernel(
     SOFTCAP: tl.constexpr,
     SCALED: tl.constexpr,
     SPLIT: tl.constexpr,
+    PREFIX_ROWS: tl.constexpr,
     DOT_DTYPE: tl.constexpr,
     PRECISION: tl.constexpr,
     EARLY: tl.constexpr,
@@ -181,13 +192,8 @@ def _decode_kernel(
     first_head = tl.program_id(0) * HEADS
     seq = tl.program_id(1)
     STEP: tl.constexpr = TILE * SLICES
-    seq_len = tl.load(seq_lens + seq)
-    # the newest token sees the last `window` tokens: no key in the range needs a mask
-    first = tl.maximum(seq_len - window, 0)
-    share = tl.cdiv(tl.cdiv(seq_len - first, num_splits), STEP) * STEP
-    start = first + tl.program_id(2) * share
-    stop = tl.minimum(start + share, seq_len)
-    if SPLIT and start >= stop:
+    start, stop, empty = _stretch(seq, seq_lens, window, num_splits, prefix_rows, STEP, PREFIX_ROWS)
+    if SPLIT and empty:
         places, members = _places(num_splits, GROUP_SIZE, BLOCK_M, HEADS)
         tl.store(lses + places, tl.full(places.shape, LOWEST, tl.float32), mask=members < GROUP_SIZE)
         return
@@ -211,6 +217,13 @@ def _decode_kernel(
     highest = tl.full(q.shape[:-1], LOWEST, tl.float32)
     total = tl.zeros(q.shape[:-1], tl.float32)
     acc = tl.zeros(q.shape, tl.float32)
+    if PREFIX_ROWS:
+        highest, total, acc = _behind_prefix(
+            prefix_rows + seq * 4, prefix_outputs, prefix_lses, heads, highest, total, acc,
+            GROUP_SIZE, HEAD_DIM, BLOCK_M, BLOCK_D, HEADS, SLICES, PREFIX_ROWS,
+        )  # fmt: skip
+        if SCALED:
+            acc *= VALUE_GAIN
     for begin in range(start, stop, STEP):
         positions = begin + offsets
         seen = positions < stop
@@ -248,6 +261,25 @@ def _decode_kernel(
 
 
 @triton.jit
+def _stretch(seq, seq_lens, window, num_splits, prefix_rows, STEP: tl.constexpr, PREFIX_ROWS: tl.constexpr):
+    """Where the tokens of a program begin and end, and whether it has nothing to do."""
+    seq_len = tl.load(seq_lens + seq)
+    # the newest token sees the last `window` tokens: no key in the range needs a mask
+    first = tl.maximum(seq_len - window, 0)
+    if PREFIX_ROWS:
+        # the tokens before it have been attended for all that share them; there is one behind it at least
+        first = tl.load(prefix_rows + seq * 4)
+    share = tl.cdiv(tl.cdiv(seq_len - first, num_splits), STEP) * STEP
+    start = first + tl.program_id(2) * share
+    stop = tl.minimum(start + share, seq_len)
+    empty = start >= stop
+    if PREFIX_ROWS:
+        # the last splits of a short sequence may have items of its prefix nevertheless
+        empty &= tl.program_id(2) >= tl.load(prefix_rows + seq * 4 + 2)
+    return start, stop, empty
+
+
+@triton.jit
 def _streams(first_head, TILE: tl.constexpr, HEADS: tl.constexpr, SLICES: tl.constexpr):
     """The KV head of each stream, and the tokens it has of a step."""
     if HEADS * SLICES == 1:
@@ -258,6 +290,40 @@ def _streams(first_head, TILE: tl.constexpr, HEADS: tl.constexpr, SLICES: tl.con
         heads = (first_head + streams % HEADS)[:, None]
         offsets = (streams // HEADS * TILE)[:, None] + tl.arange(0, TILE)[None, :]
     return heads, offsets
+
+
+@triton.jit
+def _behind_prefix(
+    row, outputs, lses, heads, highest, total, acc,
+    GROUP_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
+    HEADS: tl.constexpr, SLICES: tl.constexpr, PREFIX_ROWS: tl.constexpr,
+):  # fmt: skip
+    """Begin with what the pass over shared prefixes found for a sequence: each split with its share of the items."""
+    num_kv_heads = tl.num_programs(0) * HEADS
+    num_items = tl.load(row + 2)
+    first = tl.load(row + 1).to(tl.int64)
+    rows = tl.arange(0, BLOCK_M)
+    dims = tl.arange(0, BLOCK_D)
+    mask = rows < GROUP_SIZE
+    if SLICES > 1:
+        # the first slice of each head
+        mask = mask[None, :] & (tl.arange(0, HEADS * SLICES) < HEADS)[:, None]
+    offsets = heads * PREFIX_ROWS + (tl.load(row + 3) * GROUP_SIZE + rows)
+    for item in range(tl.program_id(2), num_items, tl.num_programs(2)):
+        places = (first + item) * num_kv_heads * PREFIX_ROWS + offsets
+        logs = tl.load(lses + places, mask=mask, other=LOWEST)
+        part = tl.load(
+            outputs + tl.expand_dims(places * HEAD_DIM, -1) + dims,
+            mask=tl.expand_dims(mask, -1) & (dims < HEAD_DIM),
+            other=0.0,
+        )
+        raised = tl.maximum(highest, logs)
+        decay = tl.exp2(highest - raised)
+        weights = tl.exp2(logs - raised)
+        total = total * decay + weights
+        acc = acc * tl.expand_dims(decay, -1) + part * tl.expand_dims(weights, -1)
+        highest = raised
+    return highest, total, acc
 
 
 @triton.jit

@@ -17,8 +17,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from engine.cuda.cascade import CascadeGate
+from engine.cuda.model_runner import CudaModelRunner, CudaTicket
 from engine.llm_engine import LLMEngine
-from engine.request import Completion, FinishReason, Progress, Request, RequestOutput
+from engine.request import Completion, FinishReason, Progress, Request, RequestOutput, Step
 from engine.sampling_params import SamplingParams
 from tests.support.answers import run_all
 from tests.support.cuda_engine import MAX_MODEL_LEN, make_engine
@@ -38,13 +40,13 @@ KINDS = (
 PROMPT_LENGTHS = (1, 2, 3, 4, 5, 8, 9, 15, 16, 17, 33, 70, MAX_MODEL_LEN - 1)
 
 
-def make_requests(rng: random.Random) -> list[Request]:
-    """Of all kinds, many with a head in common and ends that come by chance."""
+def make_requests(rng: random.Random, *, alike: bool) -> list[Request]:
+    """Of all kinds, many with a head in common, nearly all of it where they are alike, and ends that come by chance."""
     head = [rng.randrange(4, VOCAB) for _ in range(MAX_MODEL_LEN)]
     requests = []
     for index in range(rng.randint(3, 12)):
-        length = rng.choice(PROMPT_LENGTHS)
-        shared = rng.randint(0, length)
+        length = rng.choice((17, 33, 70) if alike else PROMPT_LENGTHS)
+        shared = length - rng.randint(0, 12) if alike else rng.randint(0, length)
         prompt = head[:shared] + [rng.randrange(4, VOCAB) for _ in range(length - shared)]
         ends = tuple(rng.sample(range(4, VOCAB), rng.choice((0, 0, 12))))
         params = SamplingParams(max_tokens=rng.randint(5, 30), stop_token_ids=ends, **rng.choice(KINDS))  # type: ignore[arg-type]
@@ -113,10 +115,27 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return paths
 
 
+def check_books(engine: LLMEngine) -> None:
+    """Whenever a step is launched, what the runner knows of shared prefixes is what the tables say."""
+    runner = engine._runner
+    assert isinstance(runner, CudaModelRunner)
+    launch = runner.launch
+
+    def checked(step: Step) -> CudaTicket:
+        ticket = launch(step)
+        if runner.cascade:
+            running = engine._scheduler.running
+            runner.cascade.prefixes.check({sequence.slot: sequence.block_table for sequence in running})
+        return ticket
+
+    runner.launch = checked  # type: ignore[method-assign]
+
+
 def check(folders: list[Path], seed: int) -> None:
     rng = random.Random(seed)
     folder = rng.choice(folders)
-    requests = make_requests(rng)
+    alike = rng.random() < 0.5
+    requests = make_requests(rng, alike=alike)
     undisturbed = [replace(request, priority=0) for request in requests]
     expected = run_all(make_engine(folder, cuda=False, num_blocks=800, budget=400, dtype=torch.float64), undisturbed)
     block_size = rng.choice((1, 3, 4, 16))
@@ -126,12 +145,15 @@ def check(folders: list[Path], seed: int) -> None:
         cuda=True,
         depth=rng.randint(1, 3),
         mode="recompute",
-        num_blocks=1 + longest + rng.choice((0, 3, longest)),
-        budget=rng.choice((1, 2, 5, 17, 40, 200)),
-        max_num_seqs=rng.choice((1, 2, 3, 6)),
+        num_blocks=1 + longest + rng.choice((longest // 2, 2 * longest) if alike else (0, 3, longest)),
+        budget=rng.choice((17, 40, 200) if alike else (1, 2, 5, 17, 40, 200)),
+        max_num_seqs=rng.choice((3, 6) if alike else (1, 2, 3, 6)),
         block_size=block_size,
         dtype=torch.float64,
+        # as many as there may be, of the shortest prefixes that a pass can have, or none
+        cascade=rng.choice((CascadeGate(2, 1), CascadeGate(3, 1), None)),
     )
+    check_books(engine)
 
     finished = 0
     for request, output in play(engine, requests, rng):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from engine.config import EngineConfig
+from engine.cuda.model_runner import CudaModelRunner
 from engine.llm_engine import LLMEngine
 from engine.load import load_engine
 from engine.request import Request
@@ -109,3 +110,30 @@ def test_every_batch_size_has_its_graph(load: Load) -> None:
         requests = [Request(str(index), prompt, params) for index, prompt in enumerate(prompts[:count])]
 
         assert_same_answers(run_all(eager, requests), run_all(graphs, requests))
+
+
+def test_a_prefix_that_is_read_once_changes_nothing(load: Load) -> None:
+    """
+    Greedy, drawn and sampled by the host, in graphs and without, while sequences come, end and share with others.
+    """
+    random = np.random.default_rng(8)
+    head = random.integers(4, VOCAB, 75)
+    kinds = ({}, {"temperature": 0.8, "seed": 5}, {}, {"logprobs": 2})
+    requests = []
+    for index in range(20):
+        tail = random.integers(4, VOCAB, int(random.integers(1, 30)))
+        prompt = (np.concatenate([head, tail]) if index % 5 else tail).astype(np.int32)
+        params = SamplingParams(max_tokens=int(random.integers(5, 40)), ignore_eos=True, **kinds[index // 5])  # type: ignore[arg-type]
+        requests.append(Request(str(index), prompt, params))
+    expected = run_all(load(cascade=False), requests)
+    for cuda_graphs in (True, False):
+        engine = load(cascade_min_seqs=2, cascade_min_tokens=32, cuda_graphs=cuda_graphs)
+        runner = engine._runner
+        assert isinstance(runner, CudaModelRunner)
+
+        actual = run_all(engine, requests)
+
+        assert_same_answers(expected, actual)
+        # where all layers have windows there is no such pass
+        assert bool(runner.cascade) == (None in runner.windows)
+        assert bool(runner.cascade) == bool(runner.cascade.num_steps)

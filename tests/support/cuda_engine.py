@@ -6,6 +6,7 @@ import torch
 
 from engine.block_manager import BlockManager
 from engine.config import PolicyName
+from engine.cuda.cascade import CascadeGate
 from engine.cuda.kv_cache import CudaKVCache
 from engine.cuda.model_runner import CudaModelRunner
 from engine.kv_cache import CacheShape, KVCache
@@ -49,6 +50,7 @@ def make_engine(
     block_size: int = BLOCK_SIZE,
     dtype: torch.dtype = torch.float32,
     policy: PolicyName = "throughput",
+    cascade: CascadeGate | None = None,
 ) -> LLMEngine:
     model, config = load_model(folder, dtype=dtype, max_model_len=max_model_len)
     shape = CacheShape(
@@ -71,6 +73,7 @@ def make_engine(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=budget,
             max_model_len=max_model_len,
+            cascade=cascade,
             make_event=Passed,
         )
     else:

@@ -40,7 +40,13 @@ SIGNATURE = {
 
 
 def compile_decode(
-    head_dim: int, dtype: torch.dtype, *, split: bool = False, softcap: bool = False, **config: int
+    head_dim: int,
+    dtype: torch.dtype,
+    *,
+    split: bool = False,
+    softcap: bool = False,
+    prefix_rows: int = 0,
+    **config: int,
 ) -> Compiled:
     """With the configuration that untuned GPUs get, but for what is given."""
     group_size = 4
@@ -54,10 +60,16 @@ def compile_decode(
         "SOFTCAP": softcap,
         "SCALED": dtype.itemsize == 1,
         "SPLIT": split,
+        "PREFIX_ROWS": prefix_rows,
         "EARLY": True,
     }
     if not split:
         fixed["lses"] = None
+    prefixes = {"prefix_rows": "*i32", "prefix_outputs": "*fp32", "prefix_lses": "*fp32"}
+    if prefix_rows:
+        signature |= prefixes
+    else:
+        fixed |= dict.fromkeys(prefixes)
     if dtype.itemsize > 1:
         fixed["kv_scales"] = None
     return compile_sm90(
@@ -79,10 +91,21 @@ def test_keeps_what_it_needs_in_registers(head_dim: int, dtype: torch.dtype) -> 
     assert compiled.count("mma.sync") > 0
 
 
-@pytest.mark.parametrize("options", [{"split": True}, {"softcap": True}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"split": True},
+        {"softcap": True},
+        {"prefix_rows": 128},
+        # as tuned for an H200, and with slices
+        {"prefix_rows": 128, "tile": 32, "heads": 2, "warps": 2, "stages": 3},
+        {"prefix_rows": 64, "split": True, "tile": 32, "slices": 4, "heads": 1, "warps": 4, "stages": 5},
+    ],
+    ids=str,
+)
 def test_variants_spill_nothing(options: dict[str, Any]) -> None:
     """
-    Splits and caps cost no registers that are not there.
+    Splits, caps and what begins behind a shared prefix cost no registers that are not there.
     """
     assert 0 == compile_decode(128, torch.bfloat16, **options).spills
 

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from engine.cuda.cascade import CascadeGate
+from engine.cuda.model_runner import CudaModelRunner
 from tests.support.answers import assert_same_answers, make_requests, run_all
 from tests.support.cuda_engine import make_engine
 from tests.support.tiny_models import save_tiny_model
@@ -23,3 +25,21 @@ def test_answers_survive_swaps(tmp_path: Path, depth: int) -> None:
 
     assert_same_answers(expected, actual)
     assert engine.stats().num_preemptions
+
+
+def test_who_comes_back_from_the_host_shares_prefixes(tmp_path: Path) -> None:
+    """
+    Blocks that stayed are shared again, and those that were copied are one's own.
+    """
+    save_tiny_model("qwen3", tmp_path)
+    requests = make_requests(seed=3)
+    expected = run_all(make_engine(tmp_path, cuda=False), requests)
+    engine = make_engine(tmp_path, cuda=True, mode="swap", num_blocks=40, cascade=CascadeGate(2, 16))
+    runner = engine._runner
+    assert isinstance(runner, CudaModelRunner)
+
+    actual = run_all(engine, requests)
+
+    assert_same_answers(expected, actual)
+    assert engine.stats().num_preemptions
+    assert runner.cascade.num_steps
