@@ -56,8 +56,8 @@ def test_memory_runs_token_by_token() -> None:
     """
     cache = KVCache(fit())
 
-    assert 3 == len(cache.layers) == len(cache.host_layers)
+    assert 3 == len(cache.layers) == len(cache.host_pools)
     layer = cache.layers[0]
     assert (2, 6, 2, 16, 16) == layer.shape
     assert layer.transpose(2, 3).is_contiguous()
-    assert 2 == cache.host_layers[0].shape[1]
+    assert 2 == cache.host_pools[0].shape[1]
