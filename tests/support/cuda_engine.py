@@ -46,6 +46,8 @@ def make_engine(
     max_model_len: int = MAX_MODEL_LEN,
     block_size: int = BLOCK_SIZE,
     dtype: torch.dtype = torch.float32,
+    fp8: bool = False,
+    prefix_caching: bool = True,
 ) -> LLMEngine:
     model, config = load_model(folder, dtype=dtype, max_model_len=max_model_len)
     shape = CacheShape(
@@ -55,7 +57,7 @@ def make_engine(
         block_size=block_size,
         num_blocks=num_blocks,
         num_host_blocks=num_blocks,
-        dtype=dtype,
+        dtype=torch.float8_e4m3fn if fp8 else dtype,
     )
     state = SamplingState(max_num_seqs=max_num_seqs + cuda, vocab_size=VOCAB, eos_token_ids=[3])
     sampler = Sampler(state, VOCAB)
@@ -74,7 +76,12 @@ def make_engine(
         runner = ModelRunner(model, KVCache(shape), sampler, state)
     return LLMEngine(
         scheduler=Scheduler(
-            BlockManager(num_blocks=num_blocks, block_size=block_size, num_host_blocks=num_blocks),
+            BlockManager(
+                num_blocks=num_blocks,
+                block_size=block_size,
+                num_host_blocks=num_blocks,
+                prefix_caching=prefix_caching,
+            ),
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=budget,
             max_model_len=max_model_len,
