@@ -88,6 +88,19 @@ def test_a_warm_prefix_cache_changes_nothing(folder: Path, alone: dict[str, Requ
     assert engine.stats().prefix_hit_tokens > before
 
 
+def test_company_changes_nothing_in_float32(folder: Path) -> None:
+    """
+    Where it leaves a prompt in one piece, log-probabilities are equal to the last bit.
+    """
+    whole: dict[str, Any] = {"cuda": False, "num_blocks": 800, "budget": 1000, "prefix_caching": False, "fp8": True}
+    together = run_all(make_engine(folder, **whole), REQUESTS)
+
+    for request in REQUESTS[::3]:
+        answer = run_all(make_engine(folder, **whole), [request])[request.request_id]
+
+        assert replace(together[request.request_id], gpu_ms=0) == replace(answer, gpu_ms=0)
+
+
 def test_float32_gives_nearly_the_same(tmp_path: Path) -> None:
     """
     Log-probabilities of prompts and answers, far nearer than those without the rounding are.
