@@ -100,8 +100,9 @@ def cache_cases(layer: Layer, num_tokens: int, dtype: torch.dtype) -> Iterator[C
     suffix = "" if kv_scales is None else "_fp8"
     num_stored = num_tokens * 2 * layer.num_kv_heads * layer.head_dim
     stored_bytes = num_stored * dtype.itemsize + (0 if kv_scales is None else num_stored // layer.head_dim * 4)
-    # queries and keys are written back; of cosines and sines one half each is read
-    turned_bytes = 2 * qkv.nbytes - num_stored // 2 * qkv.itemsize + angles.nbytes
+    # queries and keys are written back, and values that were rounded; of cosines and sines one half each is read
+    kept_bytes = num_stored // 2 * qkv.itemsize if kv_scales is None else 0
+    turned_bytes = 2 * qkv.nbytes - kept_bytes + angles.nbytes
     yield Case(
         f"rope_and_store{suffix}",
         turned_bytes + stored_bytes,

@@ -9,7 +9,9 @@ ended before the next begins. One start serves all its workloads (the cells) tha
 setting. Both get bf16, the same longest length and share of the memory, prefix caching on and
 emptied before every repeat; vLLM gets the number of seats that it is best at. A warm-up on other
 seeds comes first. One JSON line a cell, as soon as it is there: the median of its repeats, and
-its fraction of the limit of `benchmarks.roofline`. `benchmarks.gpu_table` makes a table of them.
+its fraction of the limit of `benchmarks.roofline`; where `--set kv_cache_dtype=fp8` or
+`--vllm-set 'kv_cache_dtype="fp8"'` keeps keys and values in eight bits, of the limit for these, and
+the line says so. `benchmarks.gpu_table` makes a table of them.
 """
 
 import argparse
@@ -140,6 +142,7 @@ def _run_start(
         engine.run(Case(name, min(n, args.n or n), seed, model.vocab, args.scale, 0))
     more = {"max_num_seqs": start.max_num_seqs, "start_up_s": engine.start_up_s}
     more["warm_up_s"] = round(time.perf_counter() - begin, 2)
+    fp8_kv = _has_fp8_kv(args.set if start.engine == "pagemill" else args.vllm_set)
     for cell in start.cells:
         case = Case(cell, args.n, None, model.vocab, args.scale, 0)
         try:
@@ -148,7 +151,7 @@ def _run_start(
             emit({"engine": engine.name, "model": model.name, "workload": cell, "error": str(error)})
             progress(engine.log_tail)
             continue
-        found = line(engine.name, model, case, runs) | more
+        found = line(engine.name, model, case, runs, fp8_kv=fp8_kv) | more
         rates[cell] = found["output_tok_s"]
         emit(found)
 
@@ -161,11 +164,17 @@ def _repeat(engine: Contender, case: Case, repeat: int) -> list[Answer]:
     return runs
 
 
-def line(engine: str, model: Model, case: Case, runs: Sequence[Answer]) -> dict[str, Any]:
+def _has_fp8_kv(options: Sequence[str]) -> bool:
+    # ours are words, vLLM's are JSON
+    return any(option.replace('"', "") == "kv_cache_dtype=fp8" for option in options)
+
+
+def line(engine: str, model: Model, case: Case, runs: Sequence[Answer], *, fp8_kv: bool = False) -> dict[str, Any]:
     """The line of one engine on one workload."""
     requests = case.requests()
     shape = roofline.Shape.of(json.loads((model.folder / "config.json").read_text()))
-    limit = roofline.limit_of(case.workload, requests, shape, roofline.BF16, scale=case.scale)
+    precision = roofline.FP8_KV if fp8_kv else roofline.BF16
+    limit = roofline.limit_of(case.workload, requests, shape, precision, scale=case.scale)
     wall_s, produced = statistics.median(run.wall_s for run in runs), sum(runs[-1].lengths)
     found = workloads.result_line(
         engine,
@@ -182,6 +191,8 @@ def line(engine: str, model: Model, case: Case, runs: Sequence[Answer]) -> dict[
         scale=case.scale,
         **runs[-1].stats,
     )
+    if fp8_kv:
+        found["kv_cache_dtype"] = "fp8"
     if case.workload in workloads.SEQUENTIAL:
         found["ms_per_output_token"] = round(1e3 * wall_s / produced, 3)
     return found

@@ -49,7 +49,14 @@ class StepBatch:
     sample_rows: Tensor
 
 
-def build_batch(step: Step, *, kv_cache: Tensor, windows: Set[int | None], last_token: Tensor) -> StepBatch:
+def build_batch(
+    step: Step,
+    *,
+    kv_cache: Tensor,
+    windows: Set[int | None],
+    last_token: Tensor,
+    dtype: torch.dtype | None = None,
+) -> StepBatch:
     """
     Lay a step's chunks out for a CPU.
 
@@ -58,6 +65,7 @@ def build_batch(step: Step, *, kv_cache: Tensor, windows: Set[int | None], last_
         kv_cache: One layer's, for its shape.
         windows: The sliding windows that the layers have.
         last_token: [max_num_seqs] int64, each slot's newest token: read where it is still in flight.
+        dtype: Of the activations; None is that of the cache.
     """
     chunks = step.chunks
     # decodes by the length of their sequences, as attention groups them
@@ -82,8 +90,8 @@ def build_batch(step: Step, *, kv_cache: Tensor, windows: Set[int | None], last_
         positions=torch.from_numpy(positions),
         slot_mapping=torch.from_numpy(slots),
         num_decodes=num_decodes,
-        decode=_decode_plans(ordered[:num_decodes], tables[:num_decodes], kv_cache, windows),
-        prefill=_prefill_plans(ordered[num_decodes:], tables[num_decodes:], kv_cache, windows),
+        decode=_decode_plans(ordered[:num_decodes], tables[:num_decodes], kv_cache, windows, dtype),
+        prefill=_prefill_plans(ordered[num_decodes:], tables[num_decodes:], kv_cache, windows, dtype),
     )
     return StepBatch(
         forward,
@@ -121,21 +129,29 @@ def _input_ids(chunks: Sequence[Chunk], starts: np.ndarray, last_token: Tensor) 
 
 
 def _decode_plans(
-    chunks: Sequence[Chunk], tables: np.ndarray, kv_cache: Tensor, windows: Set[int | None]
+    chunks: Sequence[Chunk],
+    tables: np.ndarray,
+    kv_cache: Tensor,
+    windows: Set[int | None],
+    dtype: torch.dtype | None,
 ) -> dict[int | None, DecodePlan]:
     if not chunks:
         return {}
     block_tables = torch.from_numpy(tables)
     seq_lens = torch.tensor([chunk.start + 1 for chunk in chunks], dtype=torch.int32)
-    return {window: plan_decode(kv_cache, block_tables, seq_lens, window) for window in windows}
+    return {window: plan_decode(kv_cache, block_tables, seq_lens, window, dtype) for window in windows}
 
 
 def _prefill_plans(
-    chunks: Sequence[Chunk], tables: np.ndarray, kv_cache: Tensor, windows: Set[int | None]
+    chunks: Sequence[Chunk],
+    tables: np.ndarray,
+    kv_cache: Tensor,
+    windows: Set[int | None],
+    dtype: torch.dtype | None,
 ) -> dict[int | None, PrefillPlan]:
     if not chunks:
         return {}
     block_tables = torch.from_numpy(tables)
     query_start = torch.tensor([0, *(chunk.length for chunk in chunks)], dtype=torch.int32).cumsum(0).int()
     seq_lens = torch.tensor([chunk.start + chunk.length for chunk in chunks], dtype=torch.int32)
-    return {window: plan_prefill(kv_cache, block_tables, query_start, seq_lens, window) for window in windows}
+    return {window: plan_prefill(kv_cache, block_tables, query_start, seq_lens, window, dtype) for window in windows}

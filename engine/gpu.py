@@ -10,6 +10,8 @@ from engine.errors import DriverTooOld, GPUTooOld, NoGPU, NotEnoughMemory, Start
 
 # Triton compiles for Ampere and newer, and bfloat16 came with it
 _LEAST_CAPABILITY = (8, 0)
+# instructions that convert float8_e4m3fn came with Ada
+_LEAST_FP8_CAPABILITY = (8, 9)
 
 # by major version of CUDA, the first driver that runs it
 _FIRST_DRIVER = {"11": "450", "12": "525", "13": "580"}
@@ -74,6 +76,30 @@ def compute_dtype(wanted: str, checkpoint: torch.dtype, device: torch.device) ->
     return dtype
 
 
+def cache_dtype(wanted: str, computed: torch.dtype, device: torch.device) -> torch.dtype:
+    """
+    Return what keys and values are kept in.
+
+    Args:
+        wanted: "fp8", or "auto": what the model computes in.
+        computed: As `compute_dtype` gives it.
+
+    Raises:
+        GPUTooOld: eight bits are wanted of a GPU that cannot convert them.
+    """
+    if wanted == "auto":
+        return computed
+    if device.type == "cuda":
+        capability = torch.cuda.get_device_capability(device)
+        if capability < _LEAST_FP8_CAPABILITY:
+            raise GPUTooOld(
+                f"the {torch.cuda.get_device_name(device)} has compute capability {_dotted(capability)}, and "
+                f'kv_cache_dtype is "fp8", which needs {_dotted(_LEAST_FP8_CAPABILITY)} (Ada) or newer: '
+                'set kv_cache_dtype to "auto", or take another GPU'
+            )
+    return torch.float8_e4m3fn
+
+
 def _other_accelerator() -> str | None:
     if torch.version.hip is not None:
         return f"ROCm {torch.version.hip}"
@@ -136,11 +162,14 @@ def _driver(proc: Path = Path("/proc")) -> str:
 def _check_capability(device: torch.device) -> None:
     capability = torch.cuda.get_device_capability(device)
     if capability < _LEAST_CAPABILITY:
-        least = ".".join(map(str, _LEAST_CAPABILITY))
         raise GPUTooOld(
-            f"the {torch.cuda.get_device_name(device)} has compute capability {'.'.join(map(str, capability))}, and "
-            f"the kernels and bfloat16 need {least} (Ampere) or newer: take another GPU; {_ON_THE_CPU}"
+            f"the {torch.cuda.get_device_name(device)} has compute capability {_dotted(capability)}, and the "
+            f"kernels and bfloat16 need {_dotted(_LEAST_CAPABILITY)} (Ampere) or newer: take another GPU; {_ON_THE_CPU}"
         )
+
+
+def _dotted(capability: tuple[int, int]) -> str:
+    return ".".join(map(str, capability))
 
 
 def _open(device: torch.device) -> None:

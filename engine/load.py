@@ -10,7 +10,7 @@ from engine.block_manager import BlockManager
 from engine.config import GIB, EngineConfig, ResolvedConfig
 from engine.errors import ModelNotFound, NotEnoughMemory, StartupError
 from engine.fingerprint import fingerprint
-from engine.gpu import compute_dtype, pick_device
+from engine.gpu import cache_dtype, compute_dtype, pick_device
 from engine.gpu_memory import GPU_COPY_BYTES_PER_S, GPU_PREFILL_FLOPS
 from engine.kv_cache import CacheShape, KVCache, bytes_per_block
 from engine.llm_engine import LLMEngine
@@ -42,6 +42,7 @@ class _Parts:
     config: ResolvedConfig
     model: ModelConfig
     dtype: torch.dtype
+    cache_dtype: torch.dtype
     max_model_len: int
     vocab_size: int
     eos_token_ids: frozenset[int]
@@ -54,7 +55,7 @@ def load_engine(config: EngineConfig) -> LLMEngine:
     Raises:
         ModelNotFound, UnknownArchitecture, WeightsMismatch: the model folder is at fault.
         NotEnoughMemory: one sequence of max_model_len does not fit the KV cache.
-        NoGPU, DriverTooOld, GPUTooOld: the device cannot be used.
+        NoGPU, DriverTooOld, GPUTooOld: the device cannot be used, or not for what is asked.
     """
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
@@ -67,13 +68,14 @@ def load_engine(config: EngineConfig) -> LLMEngine:
         )
     model_config = ModelConfig.load(path)
     dtype = compute_dtype(config.dtype, model_config.dtype, device)
+    kv_dtype = cache_dtype(config.kv_cache_dtype, dtype, device)
     max_model_len = _max_model_len(config, model_config)
 
     tokenizer = _load_tokenizer(path, config)
     ends = eos_token_ids(path)
     vocab_size = min(model_config.vocab_size, tokenizer.vocab_size) if tokenizer else model_config.vocab_size
 
-    parts = _Parts(limits, model_config, dtype, max_model_len, vocab_size, ends)
+    parts = _Parts(limits, model_config, dtype, kv_dtype, max_model_len, vocab_size, ends)
     on_gpu = device.type == "cuda"
     runner: CudaModelRunner | ModelRunner = _cuda_runner(parts, device) if on_gpu else _cpu_runner(parts)
     return LLMEngine(
@@ -90,7 +92,8 @@ def load_engine(config: EngineConfig) -> LLMEngine:
         tokenizer=tokenizer,
         vocab_size=model_config.vocab_size,
         model_name=path.name,
-        fingerprint=fingerprint(path, str(dtype), config.load_format),
+        # one that was made before the setting existed stays right
+        fingerprint=fingerprint(path, str(dtype), config.load_format, *["fp8 cache"] * (kv_dtype != dtype)),
         depth=2 if on_gpu else 1,
     )
 
@@ -101,7 +104,7 @@ def _cpu_runner(parts: _Parts) -> ModelRunner:
     model, _ = load_model(
         config.model, dtype=parts.dtype, max_model_len=parts.max_model_len, load_format=config.load_format
     )
-    shape = _fit(config, parts.model, parts.dtype, parts.max_model_len)
+    shape = _fit(config, parts.model, parts.cache_dtype, parts.max_model_len)
     state = SamplingState(
         max_num_seqs=config.max_num_seqs, vocab_size=parts.vocab_size, eos_token_ids=parts.eos_token_ids
     )
@@ -119,6 +122,7 @@ def _cuda_runner(parts: _Parts, device: torch.device) -> "CudaModelRunner":
     return build_runner(
         model,
         config,
+        cache_dtype=parts.cache_dtype,
         vocab_size=parts.vocab_size,
         eos_token_ids=parts.eos_token_ids,
         max_model_len=parts.max_model_len,
@@ -177,13 +181,13 @@ def _blocks(config: EngineConfig, shape: CacheShape) -> BlockManager:
 
 
 def _preemption(parts: _Parts, *, on_gpu: bool) -> PreemptionPolicy:
-    model = parts.model
+    model, block_size = parts.model, parts.config.block_size
     attention = model.hidden_size * model.head_dim * 2 * (model.num_heads + model.num_kv_heads)
     mlp = 3 * model.hidden_size * model.intermediate_size
     flops_per_token = 2 * model.num_layers * (attention + mlp)
     return PreemptionPolicy(
         parts.config.preemption,
-        bytes_per_token=bytes_per_block(model, block_size=1, dtype=parts.dtype),
+        bytes_per_token=bytes_per_block(model, block_size=block_size, dtype=parts.cache_dtype) // block_size,
         copy_bytes_per_s=GPU_COPY_BYTES_PER_S if on_gpu else _CPU_COPY_BYTES_PER_S,
         prefill_tokens_per_s=(GPU_PREFILL_FLOPS if on_gpu else _CPU_PREFILL_FLOPS) / flops_per_token,
     )

@@ -57,15 +57,19 @@ class ModelRunner:
             if chunk.join:
                 self._join(chunk)
         batch = build_batch(
-            step, kv_cache=self.kv_cache.layers[0], windows=self.windows, last_token=self.state.last_token
+            step,
+            kv_cache=self.kv_cache.layers[0],
+            windows=self.windows,
+            last_token=self.state.last_token,
+            dtype=self.model.dtype,
         )
-        hidden = self.model.forward(batch.forward, self.kv_cache.layers)
+        hidden = self.model.forward(batch.forward, self.kv_cache.layers, self.kv_cache.scales)
         prompt_logprobs = self._prompt_logprobs(step, batch, hidden)
         sampled = self._sample(step, batch, hidden)
         return DoneTicket(StepResult(sampled.token_ids.numpy(), sampled.read_logprobs(), prompt_logprobs))
 
     def _swap(self, step: Step) -> None:
-        device, host = self.kv_cache.layers, self.kv_cache.host_layers
+        device, host = self.kv_cache.pools, self.kv_cache.host_pools
         if step.swap_out:
             copy_blocks(device, host, *_block_ids(step.swap_out))
         if step.swap_in:

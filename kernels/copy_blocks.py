@@ -13,7 +13,7 @@ def copy_blocks(
     Copy blocks from one pool to places in another, layer by layer.
 
     Args:
-        source: Per layer [2, num_blocks, num_kv_heads, block_size, head_dim].
+        source: Per layer [2, num_blocks, ...], each block one run of memory.
         target: The same with its own number of blocks, maybe on another device.
         source_blocks: [num_copies] int64.
         target_blocks: [num_copies] int64, all different.
@@ -32,6 +32,5 @@ def copy_blocks_reference(
     source: Sequence[Tensor], target: Sequence[Tensor], source_blocks: Tensor, target_blocks: Tensor
 ) -> None:
     for source_layer, target_layer in zip(source, target, strict=True):
-        # token-major views: a block is one run of memory there (see engine/kv_cache.py)
-        rows = torch.index_select(source_layer.transpose(2, 3), 1, source_blocks.to(source_layer.device))
-        target_layer.transpose(2, 3).index_copy_(1, target_blocks.to(target_layer.device), rows.to(target_layer.device))
+        rows = torch.index_select(source_layer, 1, source_blocks.to(source_layer.device))
+        target_layer.index_copy_(1, target_blocks.to(target_layer.device), rows.to(target_layer.device))

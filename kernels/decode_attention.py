@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kernels.cascade_attention import ROW_TOKENS, Cascade, attend_prefixes
+from kernels.fp8_kv import as_bytes, dequantise_kv
 from kernels.gather_kv import cached_tokens
 
 # keys and values of one group: half of a core's share of the processor's cache
@@ -104,7 +105,13 @@ class PagedDecode:
     cascade: Cascade | None = None
 
 
-def plan_decode(kv_cache: Tensor, block_tables: Tensor, seq_lens: Tensor, window: int | None = None) -> DecodePlan:
+def plan_decode(
+    kv_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    window: int | None = None,
+    dtype: torch.dtype | None = None,
+) -> DecodePlan:
     """
     Group the sequences of a step for `decode_attention`.
 
@@ -117,18 +124,19 @@ def plan_decode(kv_cache: Tensor, block_tables: Tensor, seq_lens: Tensor, window
         block_tables: [num_seqs, max_blocks] int32; 0, the null block, past the end.
         seq_lens: [num_seqs] int32, tokens in the cache, the newest among them.
         window: The token at i sees j where i - window < j <= i; None is all up to i.
+        dtype: What is computed in; None is that of the cache, which with scales it is not.
     """
-    block_size = kv_cache.shape[3]
+    block_size, dtype = kv_cache.shape[3], dtype or kv_cache.dtype
     tables, stops = block_tables.numpy(), seq_lens.numpy().astype(np.int64)
     starts = np.maximum(stops - window, 0) if window else np.zeros_like(stops)
     first_blocks = starts // block_size
     widths = -(-stops // block_size) - first_blocks
     order = np.argsort(widths, kind="stable")
 
-    members = _split(widths[order], block_size, kv_cache)
+    members = _split(widths[order], 2 * block_size * kv_cache.shape[2] * kv_cache.shape[4] * dtype.itemsize)
     largest = max((stop - start) * int(widths[order[start]]) for start, stop in members)
     # one workspace for all: what a group has read is overwritten by the next while it is still hot
-    workspace = kv_cache.new_empty(2 * largest, kv_cache[0, 0].numel())
+    workspace = kv_cache.new_empty(2 * largest, kv_cache[0, 0].numel(), dtype=dtype)
     groups = []
     for start, stop in members:
         seqs, width = order[start:stop], int(widths[order[start]])
@@ -203,7 +211,9 @@ def plan_paged_decode(
 
 
 @overload
-def decode_attention(query: Tensor, kv_cache: Tensor, plan: DecodePlan, scale: float) -> Tensor: ...
+def decode_attention(
+    query: Tensor, kv_cache: Tensor, plan: DecodePlan, scale: float, *, kv_scales: Tensor | None = None
+) -> Tensor: ...
 
 
 @overload
@@ -238,7 +248,7 @@ def decode_attention(
         scale: Multiplies the scores; 1 / sqrt(head_dim) as a rule.
         softcap: Scores become softcap * tanh(score / softcap); 0 leaves them. On a GPU.
         kv_scales: [2, num_blocks, num_kv_heads, block_size] float32, what each token's keys and
-            values in a float8_e4m3fn cache are multiplied by. On a GPU.
+            values in a float8_e4m3fn cache are multiplied by.
 
     Returns:
         [num_seqs, num_heads, head_dim], the dtype of `query`.
@@ -247,8 +257,7 @@ def decode_attention(
     """
     if isinstance(plan, DecodePlan):
         assert softcap == 0.0
-        assert kv_scales is None
-        return decode_attention_reference(query, kv_cache, plan, scale)
+        return decode_attention_reference(query, kv_cache, plan, scale, kv_scales)
     if plan.cascade is not None:
         attend_prefixes(query, kv_cache, plan.block_tables, plan.cascade, scale, softcap=softcap, kv_scales=kv_scales)
     if query.is_cuda:
@@ -308,7 +317,9 @@ def _behind_prefix(cascade: Cascade, row: int, attended: Tensor, lses: Tensor) -
     return (parts * logs.softmax(0)[..., None]).sum(0)
 
 
-def decode_attention_reference(query: Tensor, kv_cache: Tensor, plan: DecodePlan, scale: float) -> Tensor:
+def decode_attention_reference(
+    query: Tensor, kv_cache: Tensor, plan: DecodePlan, scale: float, kv_scales: Tensor | None = None
+) -> Tensor:
     num_seqs, num_heads, head_dim = query.shape
     _, num_blocks, num_kv_heads, block_size, _ = kv_cache.shape
     cache_rows = kv_cache.transpose(2, 3).view(2 * num_blocks, block_size * num_kv_heads * head_dim)
@@ -324,7 +335,10 @@ def decode_attention_reference(query: Tensor, kv_cache: Tensor, plan: DecodePlan
 
     parts = []
     for group in plan.groups:
-        torch.index_select(cache_rows, 0, group.rows, out=group.gathered)
+        if kv_scales is None:
+            torch.index_select(cache_rows, 0, group.rows, out=group.gathered)
+        else:
+            _gather_scaled(cache_rows, kv_scales, group)
         # what was never written may be NaN, and 0 * NaN would reach the sum
         group.tokens.index_fill_(0, group.hidden, 0.0)
         members = folded[group.start : group.stop]
@@ -338,13 +352,21 @@ def decode_attention_reference(query: Tensor, kv_cache: Tensor, plan: DecodePlan
     return out if plan.order is None else out.index_select(0, plan.order[1])
 
 
-def _split(widths: NDArray[np.int64], block_size: int, kv_cache: Tensor) -> list[tuple[int, int]]:
+def _gather_scaled(cache_rows: Tensor, kv_scales: Tensor, group: DecodeGroup) -> None:
+    """Fill a group's workspace from a cache of eight bits."""
+    stored = as_bytes(cache_rows).index_select(0, group.rows).view(cache_rows.dtype)
+    # [num_rows, block_size, num_kv_heads], as the memory runs
+    scales = kv_scales.transpose(2, 3).flatten(0, 1).index_select(0, group.rows)
+    numbers = dequantise_kv(stored.view(*scales.shape, -1), scales, group.gathered.dtype)
+    group.gathered.copy_(numbers.flatten(1))
+
+
+def _split(widths: NDArray[np.int64], block_bytes: int) -> list[tuple[int, int]]:
     """Cut sorted widths into runs of equal ones whose keys and values fit the workspace."""
-    slot_bytes = 2 * kv_cache.element_size() * kv_cache.shape[2] * kv_cache.shape[4]
     runs = []
     start = 0
     while start < len(widths):
-        fits = max(1, WORKSPACE_BYTES // (int(widths[start]) * block_size * slot_bytes))
+        fits = max(1, WORKSPACE_BYTES // (int(widths[start]) * block_bytes))
         stop = min(start + fits, int(np.searchsorted(widths, widths[start], side="right")))
         runs.append((start, stop))
         start = stop
@@ -357,7 +379,7 @@ def _group(
     _, num_blocks, num_kv_heads, _, head_dim = kv_cache.shape
     rows = np.concatenate([blocks.ravel(), blocks.ravel() + num_blocks])
     hidden = np.flatnonzero(~visible)
-    mask = torch.zeros(visible.shape, dtype=kv_cache.dtype).masked_fill_(torch.from_numpy(~visible), float("-inf"))
+    mask = torch.zeros(visible.shape, dtype=workspace.dtype).masked_fill_(torch.from_numpy(~visible), float("-inf"))
     gathered = workspace[: len(rows)]
     keys, values = gathered.view(2, *visible.shape, num_kv_heads, head_dim).transpose(2, 3)
     return DecodeGroup(

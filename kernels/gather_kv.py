@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from kernels.fp8_kv import as_bytes, dequantise_kv
+
 
 def gather_kv(
     kv_cache: Tensor,
@@ -51,10 +53,10 @@ def gather_kv_reference(
     rows = torch.searchsorted(key_start, tokens, right=True) - 1
     positions = tokens - key_start[rows]
     blocks, offsets = block_tables[slots[rows], positions // block_size].long(), positions % block_size
-    gathered = kv_cache[:, blocks, :, offsets]
+    gathered, dtype = as_bytes(kv_cache)[:, blocks, :, offsets].view(kv_cache.dtype), out_dtype or kv_cache.dtype
     if kv_scales is not None:
-        gathered = gathered.float() * kv_scales[:, blocks, :, offsets][..., None]
-    keys, values = gathered.to(out_dtype or kv_cache.dtype).unbind(1)
+        gathered = dequantise_kv(gathered, kv_scales[:, blocks, :, offsets], dtype)
+    keys, values = gathered.to(dtype).unbind(1)
     return keys.contiguous(), values.contiguous()
 
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from kernels.fp8_kv import as_bytes, dequantise_kv
 from kernels.gather_kv import gather_kv
 
 
@@ -58,7 +59,12 @@ class PrefillPlan:
 
 
 def plan_prefill(
-    kv_cache: Tensor, block_tables: Tensor, query_start: Tensor, seq_lens: Tensor, window: int | None = None
+    kv_cache: Tensor,
+    block_tables: Tensor,
+    query_start: Tensor,
+    seq_lens: Tensor,
+    window: int | None = None,
+    dtype: torch.dtype | None = None,
 ) -> PrefillPlan:
     """
     Find each chunk's prefix and mask for `prefill_attention`.
@@ -69,6 +75,7 @@ def plan_prefill(
         query_start: [num_seqs + 1] int32, where each sequence's new tokens begin.
         seq_lens: [num_seqs] int32, tokens before and among the new ones.
         window: The token at i sees j where i - window < j <= i; None is all up to i.
+        dtype: What is computed in; None is that of the cache, which with scales it is not.
     """
     block_size = kv_cache.shape[3]
     bounds = query_start.tolist()
@@ -85,7 +92,7 @@ def plan_prefill(
                 skipped=begin - first_block * block_size,
                 num_prefix=end - begin,
                 prefix_blocks=block_tables[seq, first_block : -(-end // block_size)].long(),
-                mask=_mask(stop - start, end - begin, window, kv_cache.dtype),
+                mask=_mask(stop - start, end - begin, window, dtype or kv_cache.dtype),
             )
         )
     return PrefillPlan(block_tables, query_start, seq_lens, window, tuple(chunks))
@@ -135,7 +142,14 @@ class VarlenPrefill:
 
 @overload
 def prefill_attention(
-    query: Tensor, key: Tensor, value: Tensor, kv_cache: Tensor, plan: PrefillPlan, scale: float
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    kv_cache: Tensor,
+    plan: PrefillPlan,
+    scale: float,
+    *,
+    kv_scales: Tensor | None = None,
 ) -> Tensor: ...
 
 
@@ -169,14 +183,14 @@ def prefill_attention(
 
     Args:
         query: [num_tokens, num_heads, head_dim], new tokens of all sequences end to end.
-        key, value: [num_tokens, num_kv_heads, head_dim], of the same tokens.
+        key, value: [num_tokens, num_kv_heads, head_dim], of the same tokens, rounded as the cache is.
         kv_cache: [2, num_blocks, num_kv_heads, block_size, head_dim], read for what precedes
             them; under a `VarlenPrefill` it must hold the new tokens of chunks behind a prefix too.
         plan: `plan_prefill` of these sequences on a CPU, a `VarlenPrefill` on a GPU.
         scale: Multiplies the scores; 1 / sqrt(head_dim) as a rule.
         softcap: Scores become softcap * tanh(score / softcap); 0 leaves them. On a GPU.
         kv_scales: [2, num_blocks, num_kv_heads, block_size] float32, what each token's keys and
-            values in a float8_e4m3fn cache are multiplied by. On a GPU.
+            values in a float8_e4m3fn cache are multiplied by.
 
     Returns:
         [num_tokens, num_heads, head_dim], the dtype of `query`.
@@ -185,8 +199,7 @@ def prefill_attention(
     """
     if isinstance(plan, PrefillPlan):
         assert softcap == 0.0
-        assert kv_scales is None
-        return prefill_attention_reference(query, key, value, kv_cache, plan, scale)
+        return prefill_attention_reference(query, key, value, kv_cache, plan, scale, kv_scales)
     row, attended = 0, []
     if plan.fresh is not None:
         row = plan.fresh.num_tokens
@@ -204,14 +217,20 @@ def prefill_attention(
 
 
 def prefill_attention_reference(
-    query: Tensor, key: Tensor, value: Tensor, kv_cache: Tensor, plan: PrefillPlan, scale: float
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    kv_cache: Tensor,
+    plan: PrefillPlan,
+    scale: float,
+    kv_scales: Tensor | None = None,
 ) -> Tensor:
     out = torch.empty_like(query, memory_format=torch.contiguous_format)
     for chunk in plan.chunks:
         members = slice(chunk.start, chunk.stop)
         keys, values = key[members], value[members]
         if chunk.num_prefix:
-            prefix = kv_cache.transpose(2, 3).index_select(1, chunk.prefix_blocks).flatten(1, 2)
+            prefix = _gather_blocks(kv_cache, kv_scales, chunk.prefix_blocks, query.dtype)
             prefix = prefix[:, chunk.skipped : chunk.skipped + chunk.num_prefix]
             keys, values = torch.cat([prefix[0], keys]), torch.cat([prefix[1], values])
         attended = F.scaled_dot_product_attention(
@@ -271,6 +290,15 @@ def varlen_attention_reference(
         weights = scores.masked_fill_(hidden, float("-inf")).softmax(-1)
         out[start:stop] = (weights @ values).transpose(0, 1).to(query.dtype)
     return out
+
+
+def _gather_blocks(kv_cache: Tensor, kv_scales: Tensor | None, blocks: Tensor, dtype: torch.dtype) -> Tensor:
+    """Keys and values of blocks end to end, [2, num_slots, num_kv_heads, head_dim]."""
+    if kv_scales is None:
+        return kv_cache.transpose(2, 3).index_select(1, blocks).flatten(1, 2)
+    stored = as_bytes(kv_cache).transpose(2, 3).index_select(1, blocks).view(kv_cache.dtype)
+    scales = kv_scales.transpose(2, 3).index_select(1, blocks)
+    return dequantise_kv(stored, scales, dtype).flatten(1, 2)
 
 
 def _mask(num_tokens: int, num_prefix: int, window: int | None, dtype: torch.dtype) -> Tensor | None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kernels.fp8_kv import as_bytes, dequantise_kv, quantise_kv
 from kernels.rms_norm import rms_norm_reference
 
 
@@ -29,9 +30,13 @@ def rope_and_store(
     kv_cache: Tensor,
     num_heads: int,
     norms: HeadNorms | None = None,
+    kv_scales: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """
     Norm and rotate queries and keys in place, and write keys and values to their slots.
+
+    With a cache of eight bits, keys and values in `qkv` become what was stored of them: whether a
+    token is attended fresh or from the cache, as where a prompt is cut, makes no difference.
 
     Args:
         qkv: [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim].
@@ -42,6 +47,9 @@ def rope_and_store(
         kv_cache: [2, num_blocks, num_kv_heads, block_size, head_dim].
         num_heads: Query heads.
         norms: Applied before the rotation.
+        kv_scales: [2, num_blocks, num_kv_heads, block_size] float32, for a cache of float8_e4m3fn
+            and for that alone: takes what a token's head was divided by before it was stored,
+            its largest magnitude / 448.
 
     Returns:
         Query [num_tokens, num_heads, head_dim], key and value [num_tokens, num_kv_heads, head_dim]:
@@ -50,8 +58,8 @@ def rope_and_store(
     if qkv.is_cuda:
         from kernels.cuda.rope import rope_and_store_triton
 
-        return rope_and_store_triton(qkv, rotation, slot_mapping, kv_cache, num_heads, norms)
-    return rope_and_store_reference(qkv, rotation, slot_mapping, kv_cache, num_heads, norms)
+        return rope_and_store_triton(qkv, rotation, slot_mapping, kv_cache, num_heads, norms, kv_scales)
+    return rope_and_store_reference(qkv, rotation, slot_mapping, kv_cache, num_heads, norms, kv_scales)
 
 
 def rope_and_store_reference(
@@ -61,6 +69,7 @@ def rope_and_store_reference(
     kv_cache: Tensor,
     num_heads: int,
     norms: HeadNorms | None = None,
+    kv_scales: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     num_kv_heads, head_dim = kv_cache.shape[2], kv_cache.shape[4]
     heads = qkv.view(len(qkv), num_heads + 2 * num_kv_heads, head_dim)
@@ -76,7 +85,14 @@ def rope_and_store_reference(
     swapped = turned.roll(rotary_dim // 2, -1)
     # in the width of the angles: half precision rounds once, at the copy
     turned.copy_(torch.addcmul(turned * cos, swapped, sin))
-    _store(heads[:, num_heads:].view(-1, 2, num_kv_heads, head_dim), slot_mapping, kv_cache)
+    keys_values = heads[:, num_heads:].view(-1, 2, num_kv_heads, head_dim)
+    if kv_scales is None:
+        _store(keys_values, slot_mapping, kv_cache)
+    else:
+        stored, scales = quantise_kv(keys_values)
+        keys_values.copy_(dequantise_kv(stored, scales, keys_values.dtype))
+        _store(as_bytes(stored), slot_mapping, as_bytes(kv_cache))
+        _store(scales[..., None], slot_mapping, kv_scales[..., None])
     return query, key, value
 
 

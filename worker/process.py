@@ -280,6 +280,7 @@ def _engine_config(settings: WorkerSettings, folder: Path) -> EngineConfig:
         model=folder,
         device=settings.device,
         dtype=settings.dtype,
+        kv_cache_dtype=settings.kv_cache_dtype,
         block_size=settings.block_size,
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,

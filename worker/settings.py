@@ -63,6 +63,11 @@ class WorkerSettings(ClientSettings):
     dtype: Literal["auto", "float32", "float64", "bfloat16", "float16"] = Field(
         "auto", description="What the model computes in; auto is the checkpoint's own on a GPU, float32 on a CPU."
     )
+    kv_cache_dtype: Literal["auto", "fp8"] = Field(
+        "auto",
+        description="What keys and values are kept in; auto is what the model computes in; fp8 halves those of "
+        "16 bits, with a scale for each token and head.",
+    )
     block_size: int = Field(16, ge=1, description="Tokens of one KV block.")
     max_num_seqs: int | None = Field(
         None, ge=1, description="Most sequences that run at once; unset: 1024 on a GPU, 64 on a CPU."

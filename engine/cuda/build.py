@@ -77,6 +77,7 @@ def build_runner(
     model: CudaModel,
     config: ResolvedConfig,
     *,
+    cache_dtype: torch.dtype,
     vocab_size: int,
     eos_token_ids: frozenset[int],
     max_model_len: int,
@@ -94,7 +95,7 @@ def build_runner(
     )
     runner = CudaModelRunner(
         decoder,
-        CudaKVCache(_trial_shape(decoder, config), device),
+        CudaKVCache(_trial_shape(decoder, config, cache_dtype), device),
         Sampler(state, vocab_size),
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
@@ -107,7 +108,7 @@ def build_runner(
     shape = CacheShape.fit(
         decoder.config,
         block_size=config.block_size,
-        dtype=decoder.dtype,
+        dtype=cache_dtype,
         cache_bytes=cache_bytes,
         host_bytes=host_bytes,
         max_model_len=max_model_len,
@@ -146,9 +147,10 @@ def _measure(
         runner.try_largest_step(config.max_num_batched_tokens)
     profiled = snapshot(device)
     graphs = _measure_graphs(runner, config, device) if config.cuda_graphs else 0
-    block_bytes = bytes_per_block(decoder.config, block_size=config.block_size, dtype=decoder.dtype)
-    # one layer's gathered keys and values are there while a chunk behind a prefix is computed
-    gathered = max(MAX_GATHERED_KEYS, max_model_len) * block_bytes // (config.block_size * decoder.config.num_layers)
+    block_bytes = bytes_per_block(decoder.config, block_size=config.block_size, dtype=runner.kv_cache.shape.dtype)
+    # one layer's gathered keys and values are there while a chunk behind a prefix is computed, as wide as it computes
+    token_bytes = bytes_per_block(decoder.config, block_size=1, dtype=decoder.dtype) // decoder.config.num_layers
+    gathered = max(MAX_GATHERED_KEYS, max_model_len) * token_bytes
     use = memory_use(model.start, loaded, profiled, graphs=graphs + gathered + later)
     need = SequenceNeed(max_model_len=max_model_len, block_size=config.block_size, block_bytes=block_bytes)
     return kv_budget(model.start, use, need, utilization=config.gpu_memory_utilization, wanted=config.kv_cache_bytes)
@@ -173,7 +175,7 @@ def _measure_graphs(runner: CudaModelRunner, config: ResolvedConfig, device: tor
     return graph_memory([pool + each] + [each] * (count - 1), (len(sizes) + len(more)) * len(Sampling))
 
 
-def _trial_shape(decoder: Decoder, config: ResolvedConfig) -> CacheShape:
+def _trial_shape(decoder: Decoder, config: ResolvedConfig, cache_dtype: torch.dtype) -> CacheShape:
     """A cache of the null block and one more: steps on trial write nothing."""
     model = decoder.config
     return CacheShape(
@@ -183,5 +185,5 @@ def _trial_shape(decoder: Decoder, config: ResolvedConfig) -> CacheShape:
         block_size=config.block_size,
         num_blocks=2,
         num_host_blocks=0,
-        dtype=decoder.dtype,
+        dtype=cache_dtype,
     )

@@ -172,7 +172,7 @@ class CudaModelRunner:
         # the last token stands behind a prefix
         behind = (self._trial_part(1, 1, num_prefix=max(1, length - 1)),) if num_tokens > 1 else ()
         plans = {window: VarlenPrefill(window=window, fresh=fresh, behind=behind) for window in self.windows}
-        return self.model.forward(self._batch(inputs, 0, {}, plans), self.kv_cache.layers)
+        return self.model.forward(self._batch(inputs, 0, {}, plans), self.kv_cache.layers, self.kv_cache.scales)
 
     def _try_sampling(self, hidden: Tensor) -> None:
         """Sample rows with all there is to sampling, as the padding slot, which is left as it was."""
@@ -268,7 +268,7 @@ class CudaModelRunner:
         slots = self._begin_decode(count, inputs, numbers)
         plans = self._decode_plans(slots, inputs, count, numbers if cascade else None)
         batch = self._batch(inputs, count, plans, {})
-        logits = self.model.logits(self.model.forward(batch, self.kv_cache.layers))
+        logits = self.model.logits(self.model.forward(batch, self.kv_cache.layers, self.kv_cache.scales))
         if sampling is Sampling.LOGITS:
             self._keep_logits(logits)
         else:
@@ -313,7 +313,7 @@ class CudaModelRunner:
         inputs.positions[count:].copy_(sent[prefill.positions.place])
         inputs.slot_mapping[count:].copy_(sent[prefill.slot_mapping.place])
         batch = self._batch(inputs, count, decode, self._prefill_plans(prefill, sent))
-        return self.model.forward(batch, self.kv_cache.layers)
+        return self.model.forward(batch, self.kv_cache.layers, self.kv_cache.scales)
 
     def _sample_mixed(self, packed: PackedStep, prefill: PackedPrefill, hidden: Tensor, sent: Tensor) -> Sampled | None:
         num_sampled = len(packed.slots)

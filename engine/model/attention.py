@@ -38,7 +38,14 @@ class Attention:
             query_weight, key_weight = (torch.empty(config.head_dim, dtype=dtype) for _ in range(2))
             self.norms = HeadNorms(query_weight, key_weight, config.norm_eps)
 
-    def forward(self, hidden: Tensor, batch: ForwardBatch, rotation: Rotation, kv_cache: Tensor) -> Tensor:
+    def forward(
+        self,
+        hidden: Tensor,
+        batch: ForwardBatch,
+        rotation: Rotation,
+        kv_cache: Tensor,
+        kv_scales: Tensor | None = None,
+    ) -> Tensor:
         """
         Attend, and write this layer's keys and values of the batch to the cache.
 
@@ -46,17 +53,20 @@ class Attention:
             hidden: [num_tokens, hidden_size], normed.
             rotation: Cosines and sines of the batch's positions, each [num_tokens, 1, rotary_dim].
             kv_cache: [2, num_blocks, num_kv_heads, block_size, head_dim], of this layer.
+            kv_scales: [2, num_blocks, num_kv_heads, block_size] float32, of a cache of eight bits.
         """
         query, key, value = rope_and_store(
-            self.qkv.forward(hidden), rotation, batch.slot_mapping, kv_cache, self.num_heads, self.norms
+            self.qkv.forward(hidden), rotation, batch.slot_mapping, kv_cache, self.num_heads, self.norms, kv_scales
         )
         attended = []
         split = batch.num_decodes
         if batch.decode:
-            attended.append(decode_attention(query[:split], kv_cache, batch.decode[self.window], self.scale))
+            decode = batch.decode[self.window]
+            attended.append(decode_attention(query[:split], kv_cache, decode, self.scale, kv_scales=kv_scales))
         if batch.prefill:
             plan = batch.prefill[self.window]
-            attended.append(prefill_attention(query[split:], key[split:], value[split:], kv_cache, plan, self.scale))
+            fresh = query[split:], key[split:], value[split:]
+            attended.append(prefill_attention(*fresh, kv_cache, plan, self.scale, kv_scales=kv_scales))
         rows = attended[0] if len(attended) == 1 else torch.cat(attended)
         return self.output.forward(rows.view(len(rows), -1))
 

@@ -75,12 +75,15 @@ class Decoder:
         if config.tied_embeddings:
             self.head.weight = self.embedding.weight
 
-    def forward(self, batch: ForwardBatch, kv_caches: Sequence[Tensor]) -> Tensor:
+    def forward(
+        self, batch: ForwardBatch, kv_caches: Sequence[Tensor], kv_scales: Sequence[Tensor] | None = None
+    ) -> Tensor:
         """
         Run a batch, writing its keys and values to the caches.
 
         Args:
             kv_caches: Per layer [2, num_blocks, num_kv_heads, block_size, head_dim].
+            kv_scales: Per layer [2, num_blocks, num_kv_heads, block_size] float32, of caches of eight bits.
 
         Returns:
             [num_tokens, hidden_size], before the last norm: what `logits` takes rows of.
@@ -88,10 +91,11 @@ class Decoder:
         residual = self.embedding.forward(batch.input_ids)
         cos, sin = self.rotary_table.index_select(0, batch.positions).chunk(2, dim=1)
         delta: Tensor | None = None
-        for layer, kv_cache in zip(self.layers, kv_caches, strict=True):
+        scales = [None] * len(self.layers) if kv_scales is None else kv_scales
+        for layer, kv_cache, layer_scales in zip(self.layers, kv_caches, scales, strict=True):
             norm = layer.attention_norm
             hidden = norm.forward(residual) if delta is None else norm.add_forward(delta, residual)
-            delta = layer.attention.forward(hidden, batch, (cos, sin), kv_cache)
+            delta = layer.attention.forward(hidden, batch, (cos, sin), kv_cache, layer_scales)
             delta = layer.mlp.forward(layer.mlp_norm.add_forward(delta, residual))
         return residual if delta is None else residual.add_(delta)
 

@@ -21,14 +21,7 @@ def rope_and_store_triton(
     norms: HeadNorms | None = None,
     kv_scales: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """
-    See `kernels.rope.rope_and_store`.
-
-    Args:
-        kv_scales: [2, num_blocks, num_kv_heads, block_size] float32, for a cache of float8_e4m3fn
-            and for that alone: what a token's head was divided by before it was stored,
-            its largest magnitude / 448.
-    """
+    """See `kernels.rope.rope_and_store`."""
     _, _, num_kv_heads, block_size, head_dim = kv_cache.shape
     num_tokens, heads_per_token = len(qkv), num_heads + 2 * num_kv_heads
     cos, sin = rotation
@@ -151,10 +144,25 @@ def _rope_and_store_kernel(
     x, y = first.to(tl.float32), second.to(tl.float32)
     dtype = qkv.dtype.element_ty
     first, second = (x * angle - y * lift).to(dtype), (y * angle + x * lift).to(dtype)
-    tl.store(source + pairs[None, :], first, mask=turns)
-    tl.store(source + HALF + pairs[None, :], second, mask=turns)
-    if TAIL_PAD > 0 and query_weight is not None:
-        tl.store(source + past[None, :], tail, mask=tail_mask & ~is_value[:, None])
+    changed, kept_first, kept_second = ~is_value, first, second
+    if TAIL_PAD > 0:
+        kept_tail = tail
+    if kv_scales is not None:
+        largest = tl.maximum(_largest(first), _largest(second))
+        if TAIL_PAD > 0:
+            largest = tl.maximum(largest, _largest(tail))
+        # a head of zeros has a scale too
+        scales = tl.maximum(largest / 448.0, 1e-12)
+        # values change too: what is attended fresh is what later tokens will find in the cache
+        changed = in_range
+        kept_first, first = _round(first, scales, is_query, kv_cache.dtype.element_ty)
+        kept_second, second = _round(second, scales, is_query, kv_cache.dtype.element_ty)
+        if TAIL_PAD > 0:
+            kept_tail, tail = _round(tail, scales, is_query, kv_cache.dtype.element_ty)
+    tl.store(source + pairs[None, :], first, mask=mask & changed[:, None])
+    tl.store(source + HALF + pairs[None, :], second, mask=mask & changed[:, None])
+    if TAIL_PAD > 0 and (query_weight is not None or kv_scales is not None):
+        tl.store(source + past[None, :], tail, mask=tail_mask & changed[:, None])
 
     slots = tl.load(slot_mapping + tokens, mask=in_range & ~is_query, other=-1)
     written = slots >= 0
@@ -162,23 +170,15 @@ def _rope_and_store_kernel(
     cache_heads = heads - num_heads - tl.where(is_value, num_kv_heads, 0)
     blocks, offsets = slots // BLOCK_SIZE, slots % BLOCK_SIZE
     if kv_scales is not None:
-        largest = tl.maximum(_largest(first), _largest(second))
-        if TAIL_PAD > 0:
-            largest = tl.maximum(largest, _largest(tail))
-        # a head of zeros has a scale too
-        scales = tl.maximum(largest / 448.0, 1e-12)
         place = parts * scale_part_stride + blocks * scale_block_stride + cache_heads * scale_head_stride + offsets
         tl.store(kv_scales + place, scales, mask=written)
-        first, second = _divide(first, scales), _divide(second, scales)
-        if TAIL_PAD > 0:
-            tail = _divide(tail, scales)
     place = parts * cache_part_stride + blocks * cache_block_stride
     place += cache_heads * cache_head_stride + offsets * cache_token_stride
     target = kv_cache + place[:, None]
-    tl.store(target + pairs[None, :], first.to(kv_cache.dtype.element_ty), mask=written[:, None] & in_half)
-    tl.store(target + HALF + pairs[None, :], second.to(kv_cache.dtype.element_ty), mask=written[:, None] & in_half)
+    tl.store(target + pairs[None, :], kept_first.to(kv_cache.dtype.element_ty), mask=written[:, None] & in_half)
+    tl.store(target + HALF + pairs[None, :], kept_second.to(kv_cache.dtype.element_ty), mask=written[:, None] & in_half)
     if TAIL_PAD > 0:
-        tl.store(target + past[None, :], tail.to(kv_cache.dtype.element_ty), mask=written[:, None] & tail_mask)
+        tl.store(target + past[None, :], kept_tail.to(kv_cache.dtype.element_ty), mask=written[:, None] & tail_mask)
 
 
 @triton.jit
@@ -202,6 +202,8 @@ def _largest(part):
 
 
 @triton.jit
-def _divide(part, scales):
-    # rounding can pass the largest float8 by a hair
-    return tl.minimum(tl.maximum(part.to(tl.float32) / scales[:, None], -448.0), 448.0)
+def _round(part, scales, is_query, dtype: tl.constexpr):
+    """What the cache takes of keys and values, and what of that is attended; queries stay as they are."""
+    # the quotient can pass the largest float8 by a hair
+    kept = tl.minimum(tl.maximum(part.to(tl.float32) / scales[:, None], -448.0), 448.0).to(dtype)
+    return kept, tl.where(is_query[:, None], part, (kept.to(tl.float32) * scales[:, None]).to(part.dtype))

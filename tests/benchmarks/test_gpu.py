@@ -119,6 +119,21 @@ def test_every_cell_gives_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.usefixtures("toys")
+def test_a_cache_of_eight_bits_has_a_limit_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    """
+    Each engine's lines say that it has one, and are held against what it could do with it.
+    """
+    command = ["--model", "llama-3.1-8b", "--cells", "fixed512", "--n", "3", "--repeat", "1"]
+
+    gpu.main([*command, "--set", "kv_cache_dtype=fp8"])
+    gpu.main([*command, "--engines", "vllm", "--vllm-set", 'kv_cache_dtype="fp8"'])
+
+    ours, wide, vllm = (json.loads(text) for text in capsys.readouterr().out.splitlines())
+    assert ["fp8", None, "fp8"] == [line.get("kv_cache_dtype") for line in (ours, wide, vllm)]
+    assert wide["limit_tok_s"] < ours["limit_tok_s"] == vllm["limit_tok_s"]
+
+
+@pytest.mark.usefixtures("toys")
 def test_a_cell_that_fails_costs_no_other(capsys: pytest.CaptureFixture[str]) -> None:
     """
     A run of wrong lengths prints an error in its place.

@@ -3,7 +3,7 @@ Random work for the CUDA runner on a CPU, each kernel's reference in its place.
 
 However deep steps overlap, whoever is aborted, and however small cache, batch and budget are: an
 answer is what the CPU runner gives with room and time for everyone. In float64, so that no order of
-sums decides.
+sums decides; some with keys and values in eight bits.
 """
 
 import random
@@ -136,8 +136,10 @@ def check(folders: list[Path], seed: int) -> None:
     folder = rng.choice(folders)
     alike = rng.random() < 0.5
     requests = make_requests(rng, alike=alike)
+    fp8 = rng.random() < 0.3
     undisturbed = [replace(request, priority=0) for request in requests]
-    expected = run_all(make_engine(folder, cuda=False, num_blocks=800, budget=400, dtype=torch.float64), undisturbed)
+    large = make_engine(folder, cuda=False, num_blocks=800, budget=400, dtype=torch.float64, fp8=fp8)
+    expected = run_all(large, undisturbed)
     block_size = rng.choice((1, 3, 4, 16))
     longest = -(-MAX_MODEL_LEN // block_size)
     engine = make_engine(
@@ -152,6 +154,7 @@ def check(folders: list[Path], seed: int) -> None:
         dtype=torch.float64,
         # as many as there may be, of the shortest prefixes that a pass can have, or none
         cascade=rng.choice((CascadeGate(2, 1), CascadeGate(3, 1), None)),
+        fp8=fp8,
     )
     check_books(engine)
 

@@ -8,7 +8,7 @@ import torch
 from engine import gpu
 from engine.config import EngineConfig
 from engine.errors import DriverTooOld, GPUTooOld, NoGPU, NotEnoughMemory, StartupError
-from engine.gpu import compute_dtype, pick_device
+from engine.gpu import cache_dtype, compute_dtype, pick_device
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -236,6 +236,21 @@ def test_float64_is_for_the_cpu() -> None:
         compute_dtype("float64", torch.float32, CUDA)
 
 
+def test_the_cache_is_as_wide_as_the_model_computes_or_of_eight_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    Any CPU converts eight bits, a GPU from Ada on.
+    """
+    assert torch.bfloat16 is cache_dtype("auto", torch.bfloat16, CUDA)
+    assert torch.float8_e4m3fn is cache_dtype("fp8", torch.float64, CPU)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA A100")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 9))
+    assert torch.float8_e4m3fn is cache_dtype("fp8", torch.bfloat16, CUDA)
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
+    with pytest.raises(GPUTooOld, match=r'NVIDIA A100 has compute capability 8\.0, .*"fp8".* 8\.9 .*to "auto"'):
+        cache_dtype("fp8", torch.bfloat16, CUDA)
+
+
 def test_what_is_left_open_follows_the_device() -> None:
     """
     The batch is larger on a GPU, and what was set stays; graphs are a GPU's.
@@ -259,6 +274,7 @@ def test_what_is_left_open_follows_the_device() -> None:
     [
         ({"device": "gpu"}, 'device is "gpu"'),
         ({"policy": "lifo"}, 'policy is "lifo"; want "throughput" or "fcfs"'),
+        ({"kv_cache_dtype": "int8"}, 'kv_cache_dtype is "int8"; want "auto" or "fp8"'),
         ({"max_num_seqs": 0}, "max_num_seqs is 0"),
         ({"gpu_memory_utilization": 0.0}, "gpu_memory_utilization is 0;"),
         ({"gpu_memory_utilization": 90.0}, "gpu_memory_utilization is 90; want a share"),

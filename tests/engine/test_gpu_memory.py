@@ -171,15 +171,16 @@ def test_the_remedies_help(total: int, share: int, outside: int, reserved: int, 
         budget(alone, use, need, utilization=float(found.group(1)))
 
 
-def test_the_check_is_that_of_the_cache() -> None:
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float8_e4m3fn])
+def test_the_check_is_that_of_the_cache(dtype: torch.dtype) -> None:
     """
     What passes here is enough for `CacheShape.fit`, and a byte less is not.
     """
     config = parse("llama")
     need = SequenceNeed(
-        max_model_len=500, block_size=16, block_bytes=bytes_per_block(config, block_size=16, dtype=torch.float16)
+        max_model_len=500, block_size=16, block_bytes=bytes_per_block(config, block_size=16, dtype=dtype)
     )
-    options: Any = {"block_size": 16, "dtype": torch.float16, "host_bytes": 0, "max_model_len": 500}
+    options: Any = {"block_size": 16, "dtype": dtype, "host_bytes": 0, "max_model_len": 500}
 
     shape = CacheShape.fit(config, cache_bytes=need.num_bytes, **options)
 

@@ -1,6 +1,7 @@
 """Norms, gate, rotation with its cache write, and gather of pages on the card, against float64."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,16 @@ from kernels.cuda.rope import rope_and_store_triton
 from kernels.gather_kv import gather_kv
 from kernels.rms_norm import add_rms_norm, rms_norm
 from kernels.rope import rope_and_store
-from tests.support.elementwise import EPS, FLOAT8, RopeCase, assert_gathered, assert_stored, gated, normed
+from tests.support.elementwise import (
+    EPS,
+    FLOAT8,
+    RopeCase,
+    assert_attended_as_stored,
+    assert_gathered,
+    assert_stored,
+    gated,
+    normed,
+)
 from tests.support.numerics import PagedTokens, assert_near
 from tests.support.pairwise import pairwise
 
@@ -100,6 +110,8 @@ ROPE_CASES = pairwise(
 def test_heads_are_turned_and_stored(case: dict[str, Any]) -> None:
     """
     Queries and keys are normed and turned in place; keys and values lie in their slots and nowhere else.
+
+    Of a float8 cache, keys and values in place are what was stored.
     """
     (head_dim, rotary_dim), (num_heads, num_kv_heads) = case["sizes"], case["heads"]
     call = RopeCase(
@@ -121,6 +133,12 @@ def test_heads_are_turned_and_stored(case: dict[str, Any]) -> None:
 
     query, key, value = rope_and_store_triton(qkv, rotation, slots, kv_cache, num_heads, norms, kv_scales)
 
+    if kv_scales is not None:
+        assert_attended_as_stored(slots, key, value, kv_cache, kv_scales)
+        # what was rounded is what a cache of the activations' dtype takes
+        qkv, rounding, turned_query = before.clone(), replace(call, cache_dtype=None), query
+        query, key, value = rope_and_store_triton(qkv, rotation, slots, rounding.kv_cache(), num_heads, norms)
+        assert torch.equal(query, turned_query)
     assert_near(call.expected(before, rotation, norms), torch.cat([query, key], dim=1))
     assert torch.equal(before.view(call.num_tokens, -1, head_dim)[:, num_heads + num_kv_heads :], value)
     assert_stored(slots, key, value, kv_cache, kv_scales)

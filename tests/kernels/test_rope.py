@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels.fp8_kv import dequantise_kv, quantise_kv
 from kernels.rope import HeadNorms, rope_and_store
 from tests.support.numerics import assert_near
 
@@ -91,3 +92,28 @@ def test_keys_and_values_go_to_their_slots_and_nowhere_else() -> None:
             assert torch.equal(value[token], kv_cache[1, block, :, offset])
     written = ~kv_cache.isnan().any(dim=(2, 4))
     assert 2 * 3 == int(written.sum())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_a_cache_of_eight_bits_rounds_in_place_too(dtype: torch.dtype) -> None:
+    """
+    Keys and values that are attended fresh are those that the cache gives back; queries stay.
+    """
+    torch.manual_seed(0)
+    qkv, rotation = torch.randn(4, (NUM_HEADS + 2 * NUM_KV_HEADS) * HEAD_DIM, dtype=dtype), spread(make_angles(4))
+    slots = torch.tensor([5, -1, 22, 11])
+    plain = rope_and_store(qkv.clone(), rotation, slots, make_cache(dtype), NUM_HEADS)
+    kv_cache = make_cache(torch.float32).to(torch.float8_e4m3fn)
+    kv_scales = torch.full(kv_cache.shape[:4], torch.nan)
+
+    query, *fresh = rope_and_store(qkv, rotation, slots, kv_cache, NUM_HEADS, kv_scales=kv_scales)
+
+    assert torch.equal(plain[0], query)
+    for part, (before, after) in enumerate(zip(plain[1:], fresh, strict=True)):
+        stored, scales = quantise_kv(before)
+        assert torch.equal(dequantise_kv(stored, scales, dtype), after)
+        for token in (0, 2, 3):
+            block, offset = divmod(int(slots[token]), BLOCK_SIZE)
+            assert torch.equal(stored[token].float(), kv_cache[part, block, :, offset].float())
+            assert torch.equal(scales[token], kv_scales[part, block, :, offset])
+    assert 3 * 2 * NUM_KV_HEADS == int((~kv_scales.isnan()).sum())

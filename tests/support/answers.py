@@ -53,3 +53,36 @@ def assert_same_answers(expected: dict[str, RequestOutput], actual: dict[str, Re
         for one, other in zip(output.prompt_logprobs or (), actual[name].prompt_logprobs or (), strict=True):
             assert (one and one.token_id) == (other and other.token_id)
             assert one is None or other is None or one.logprob == pytest.approx(other.logprob, abs=1e-4)
+
+
+def make_greedy_requests(seed: int, *, num_tokens: int = 30) -> list[Request]:
+    """Prompts of 5 to 90 tokens, some with a common head, with the log-probabilities that a comparison needs."""
+    random = np.random.default_rng(seed)
+    head = random.integers(4, VOCAB, 21)
+    params = SamplingParams(max_tokens=num_tokens, logprobs=8, prompt_logprobs=1, ignore_eos=True)
+    requests = []
+    for index in range(12):
+        tail = random.integers(4, VOCAB, int(random.integers(5, 69)))
+        prompt = (np.concatenate([head, tail]) if index % 3 else tail).astype(np.int32)
+        requests.append(Request(str(index), prompt, params))
+    return requests
+
+
+def answer_differences(expected: dict[str, RequestOutput], actual: dict[str, RequestOutput]) -> tuple[float, float]:
+    """
+    Mean differences of the log-probabilities of prompts, and of greedy answers as far as these are equal.
+
+    An answer may take another way from a token on that was nearly a tie.
+    """
+    prompts, answers = [], []
+    for name, output in expected.items():
+        for one, other in zip(output.prompt_logprobs or (), actual[name].prompt_logprobs or (), strict=True):
+            if one is not None and other is not None:
+                prompts.append(abs(one.logprob - other.logprob))
+        ours, theirs = (out.completions[0].logprobs or () for out in (output, actual[name]))
+        for one, other in zip(ours, theirs, strict=True):
+            if one.token_id != other.token_id:
+                assert one.logprob - dict(one.top)[other.token_id] < 0.1, f"request {name}"
+                break
+            answers.append(abs(one.logprob - other.logprob))
+    return float(np.mean(prompts)), float(np.mean(answers))

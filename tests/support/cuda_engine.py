@@ -51,6 +51,8 @@ def make_engine(
     dtype: torch.dtype = torch.float32,
     policy: PolicyName = "throughput",
     cascade: CascadeGate | None = None,
+    fp8: bool = False,
+    prefix_caching: bool = True,
 ) -> LLMEngine:
     model, config = load_model(folder, dtype=dtype, max_model_len=max_model_len)
     shape = CacheShape(
@@ -60,7 +62,7 @@ def make_engine(
         block_size=block_size,
         num_blocks=num_blocks,
         num_host_blocks=num_blocks,
-        dtype=dtype,
+        dtype=torch.float8_e4m3fn if fp8 else dtype,
     )
     state = SamplingState(max_num_seqs=max_num_seqs + cuda, vocab_size=VOCAB, eos_token_ids=[3])
     sampler = Sampler(state, VOCAB)
@@ -80,7 +82,12 @@ def make_engine(
         runner = ModelRunner(model, KVCache(shape), sampler, state)
     return LLMEngine(
         scheduler=Scheduler(
-            BlockManager(num_blocks=num_blocks, block_size=block_size, num_host_blocks=num_blocks),
+            BlockManager(
+                num_blocks=num_blocks,
+                block_size=block_size,
+                num_host_blocks=num_blocks,
+                prefix_caching=prefix_caching,
+            ),
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=budget,
             max_model_len=max_model_len,

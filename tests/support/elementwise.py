@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from kernels.fp8_kv import as_bytes, dequantise_kv
 from kernels.rope import HeadNorms
 from tests.support.numerics import TOLERANCES, assert_near
 
@@ -126,6 +127,19 @@ def assert_stored(
         rounds_up = (rows.double() / scales[..., None]).frexp().mantissa.abs() >= 31 / 32
         assert bool((fits if carries else fits | rounds_up).all())
     assert 2 * int(written.sum()) == int((~wide.isnan().any(dim=(2, 4))).sum())
+
+
+def assert_attended_as_stored(
+    slots: Tensor, key: Tensor, value: Tensor, kv_cache: Tensor, kv_scales: Tensor, tolerance: float = 0.0
+) -> None:
+    """Fresh keys and values have the bits that a gather from the cache of eight bits gives."""
+    block_size = kv_cache.shape[3]
+    written = slots >= 0
+    blocks, offsets = slots[written] // block_size, slots[written] % block_size
+    for part, rows in enumerate((key[written], value[written])):
+        stored = as_bytes(kv_cache)[part, blocks, :, offsets].view(kv_cache.dtype)
+        expected = dequantise_kv(stored, kv_scales[part, blocks, :, offsets], rows.dtype)
+        torch.testing.assert_close(expected, rows, rtol=tolerance, atol=0)
 
 
 def assert_gathered(expected: list[Tensor], actual: Tensor) -> None:

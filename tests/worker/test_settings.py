@@ -69,6 +69,7 @@ def test_the_gpu_has_its_flags() -> None:
         (["--engine", "real"], "'paged' or 'fake'"),
         (["--block-size", "none"], "block_size"),
         (["--device", "gpu"], "'auto', 'cpu' or 'cuda'"),
+        (["--kv-cache-dtype", "int8"], "'auto' or 'fp8'"),
         (["--gpu-memory-utilization", "90"], "gpu_memory_utilization"),
         (["--gpu-memory-utilization", "0"], "gpu_memory_utilization"),
         (["stray"], "stray"),

@@ -1,6 +1,7 @@
 """Head norms, rotation and cache write in Triton's interpreter, against float64."""
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 import torch
 
 from kernels.cuda.rope import rope_and_store_triton
-from tests.support.elementwise import FLOAT8, RopeCase, assert_stored, cut_off
+from tests.support.elementwise import FLOAT8, RopeCase, assert_attended_as_stored, assert_stored, cut_off
 from tests.support.numerics import assert_near
 from tests.support.pairwise import pairwise
 
@@ -40,10 +41,16 @@ def check(*, sizes: tuple[int, int], heads: tuple[int, int], dtype: torch.dtype,
 
     query, key, value = rope_and_store_triton(qkv, rotation, slots, kv_cache, num_heads, norms, kv_scales)
 
+    assert query.data_ptr() == qkv.data_ptr()
+    if kv_scales is not None:
+        assert_attended_as_stored(slots, key, value, kv_cache, kv_scales, 2**-7 if dtype == torch.bfloat16 else 0.0)
+        # what was rounded is what a cache of the activations' dtype takes
+        qkv, rounding, turned_query = before.clone(), replace(case, cache_dtype=None), query
+        query, key, value = rope_and_store_triton(qkv, rotation, slots, rounding.kv_cache(), num_heads, norms)
+        assert torch.equal(query, turned_query)
     turned = torch.cat([query, key], dim=1)
     assert_near(case.expected(before, rotation, norms), turned, cut_off(dtype, 3 if has_norms else 1))
     assert torch.equal(before.view(5, -1, head_dim)[:, num_heads + num_kv_heads :], value)
-    assert query.data_ptr() == qkv.data_ptr()
     assert_stored(slots, key, value, kv_cache, kv_scales, carries=False)
 
 
@@ -51,6 +58,8 @@ def check(*, sizes: tuple[int, int], heads: tuple[int, int], dtype: torch.dtype,
 def test_heads_are_turned_and_stored(case: dict[str, Any]) -> None:
     """
     Queries and keys are normed and turned in place; keys and values lie in their slots and nowhere else.
+
+    Of a float8 cache, keys and values in place are what was stored.
     """
     check(**case)
 
