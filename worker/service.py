@@ -23,6 +23,7 @@ from pagemill.object_store import ObjectStore
 from worker.doorbell import Doorbell
 from worker.drain import Drain
 from worker.engine_port import EngineDoor, EngineGone, Turn
+from worker.heap import give_back_forever
 from worker.heartbeat import Heartbeat
 from worker.intake import Intake
 from worker.isolation import Isolation
@@ -187,6 +188,7 @@ class Service:
             self._sink.tidy_forever(),
             self._streams.run(),
             self._raw.run(),
+            give_back_forever(),
             sweep_forever(
                 self._consumer,
                 self._store,
