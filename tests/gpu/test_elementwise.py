@@ -138,7 +138,8 @@ def test_heads_are_turned_and_stored(case: dict[str, Any]) -> None:
         # what was rounded is what a cache of the activations' dtype takes
         qkv, rounding, turned_query = before.clone(), replace(call, cache_dtype=None), query
         query, key, value = rope_and_store_triton(qkv, rotation, slots, rounding.kv_cache(), num_heads, norms)
-        assert torch.equal(query, turned_query)
+        # two kernels, whose products and sums may be fused differently
+        assert_near(query.double(), turned_query)
     assert_near(call.expected(before, rotation, norms), torch.cat([query, key], dim=1))
     assert torch.equal(before.view(call.num_tokens, -1, head_dim)[:, num_heads + num_kv_heads :], value)
     assert_stored(slots, key, value, kv_cache, kv_scales)
