@@ -152,7 +152,7 @@ def cascade_workspace(layout: CascadeLayout, head_dim: int, dtype: torch.dtype, 
     Memory for the results of the pass over any batch, for `plan_cascade`.
 
     Args:
-        dtype: Of the cache: results are float32, or float64 where that is.
+        dtype: Of the queries: results are float32, or float64 where that is.
     """
     rows = layout.max_items(layout.max_rows) * layout.num_kv_heads * layout.tile_rows
     partial = torch.float64 if dtype == torch.float64 else torch.float32

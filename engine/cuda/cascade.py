@@ -169,6 +169,7 @@ class StepCascade:
     behind them is sent.
 
     Args:
+        dtype: What the model computes in.
         shape: Of the KV cache; how many blocks it has does not matter.
         gate: None for no passes, as where all layers have windows, or a head has no kernel.
     """
@@ -176,6 +177,7 @@ class StepCascade:
     def __init__(
         self,
         config: ModelConfig,
+        dtype: torch.dtype,
         shape: CacheShape,
         gate: CascadeGate | None,
         max_num_seqs: int,
@@ -196,7 +198,7 @@ class StepCascade:
             return
         min_blocks = -(-max(gate.min_tokens, self._layout.unit) // shape.block_size)
         self.prefixes = SharedPrefixes(min_seqs=gate.min_seqs, min_blocks=min_blocks, block_size=shape.block_size)
-        self._workspace = cascade_workspace(self._layout, config.head_dim, shape.dtype, device)
+        self._workspace = cascade_workspace(self._layout, config.head_dim, dtype, device)
         self._numbers = np.zeros(self.num_numbers, dtype=np.int32)
         # whose rows `_numbers` are about, whether any of them share something, and whether the device has them
         self._slots: Slots | None = None

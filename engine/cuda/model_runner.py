@@ -103,7 +103,9 @@ class CudaModelRunner:
         self.windows = frozenset(model.config.windows)
         max_blocks = -(-max_model_len // self.block_size)
         self.state = DeviceState(sampler.state, max_blocks=max_blocks, max_rows=max_num_batched_tokens)
-        self.cascade = StepCascade(model.config, kv_cache.shape, cascade, max_num_seqs, sampler.state.device)
+        self.cascade = StepCascade(
+            model.config, model.dtype, kv_cache.shape, cascade, max_num_seqs, sampler.state.device
+        )
         self._packer = StepPacker(
             max_num_seqs=max_num_seqs,
             max_blocks=max_blocks,

@@ -181,10 +181,10 @@ def steps_of(engine: LLMEngine) -> int:
     return engine._runner.cascade.num_steps
 
 
-def requests_with_a_head(lengths: list[int], *, seed: int = 1, **params: object) -> list[Request]:
-    """Prompts of 37 tokens in common and more."""
-    rng = np.random.default_rng(seed)
-    head = rng.integers(4, VOCAB, 37)
+def requests_with_a_head(lengths: list[int], *, common: int = 37, **params: object) -> list[Request]:
+    """Prompts of so many tokens in common and more."""
+    rng = np.random.default_rng(1)
+    head = rng.integers(4, VOCAB, common)
     options = SamplingParams(**({"max_tokens": 9, "ignore_eos": True} | params))  # type: ignore[arg-type]
     prompts = [np.concatenate([head, rng.integers(4, VOCAB, length)]).astype(np.int32) for length in lengths]
     return [Request(str(index), prompt, options) for index, prompt in enumerate(prompts)]
@@ -197,6 +197,21 @@ def test_answers_are_those_without_it(folder: Path, params: dict[str, object]) -
     """
     requests = requests_with_a_head([3, 8, 1, 20, 5, 9, 2, 4], **params)
     options = {"dtype": torch.float64, "budget": 80}
+    expected = run_all(make_engine(folder, cuda=True, **options), requests)  # type: ignore[arg-type]
+    engine = make_engine(folder, cuda=True, cascade=GATE, **options)  # type: ignore[arg-type]
+
+    actual = run_all(engine, requests)
+
+    assert steps_of(engine) > 9
+    assert_same_answers(expected, actual)
+
+
+def test_keys_and_values_of_eight_bits_are_shared_too(folder: Path) -> None:
+    """
+    With the scales of each token and head.
+    """
+    requests = requests_with_a_head([3, 8, 1, 20, 5, 9, 2, 4], common=70)
+    options = {"dtype": torch.float64, "budget": 80, "fp8": True}
     expected = run_all(make_engine(folder, cuda=True, **options), requests)  # type: ignore[arg-type]
     engine = make_engine(folder, cuda=True, cascade=GATE, **options)  # type: ignore[arg-type]
 
