@@ -75,11 +75,11 @@ def cached_tokens(
     """
     block_size = kv_cache.shape[3]
     blocks, offsets = block_table[positions // block_size].long(), positions % block_size
-    # fp8 tensors cannot be indexed by tensors
-    bits = torch.uint8 if kv_cache.itemsize == 1 else kv_cache.dtype
-    stored = torch.stack([half.transpose(1, 2).view(bits)[blocks, offsets] for half in kv_cache])
-    keys, values = stored.view(kv_cache.dtype).to(dtype)
-    if kv_scales is not None:
-        key_scales, value_scales = (half.transpose(1, 2)[blocks, offsets, :, None].to(dtype) for half in kv_scales)
-        keys, values = keys * key_scales, values * value_scales
+    stored = torch.stack([as_bytes(half).transpose(1, 2)[blocks, offsets] for half in kv_cache]).view(kv_cache.dtype)
+    if kv_scales is None:
+        keys, values = stored.to(dtype)
+    else:
+        # to the very numbers that other ways to read the cache make of it
+        scales = torch.stack([half.transpose(1, 2)[blocks, offsets] for half in kv_scales])
+        keys, values = dequantise_kv(stored, scales, dtype)
     return keys, values
