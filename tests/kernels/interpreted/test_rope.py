@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import triton
+import triton.language as tl
 
-from kernels.cuda.rope import rope_and_store_triton
+from kernels.cuda.rope import _to_nearest_e4m3, rope_and_store_triton
 from tests.support.elementwise import FLOAT8, RopeCase, assert_attended_as_stored, assert_stored, cut_off
 from tests.support.numerics import assert_near
 from tests.support.pairwise import pairwise
@@ -51,7 +53,7 @@ def check(*, sizes: tuple[int, int], heads: tuple[int, int], dtype: torch.dtype,
     turned = torch.cat([query, key], dim=1)
     assert_near(case.expected(before, rotation, norms), turned, cut_off(dtype, 3 if has_norms else 1))
     assert torch.equal(before.view(5, -1, head_dim)[:, num_heads + num_kv_heads :], value)
-    assert_stored(slots, key, value, kv_cache, kv_scales, carries=False)
+    assert_stored(slots, key, value, kv_cache, kv_scales)
 
 
 @pytest.mark.parametrize("case", pairwise(PARAMETERS), ids=str)
@@ -86,6 +88,29 @@ def test_rows_may_lie_apart() -> None:
 
     assert_near(case.expected(before, rotation, None), torch.cat([query, key], dim=1))
     assert bool(wide[:, case.width :].isnan().all())
+
+
+@triton.jit
+def _round_all(out, x, count, BLOCK: tl.constexpr):
+    places = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + places, _to_nearest_e4m3(tl.load(x + places, mask=places < count)), mask=places < count)
+
+
+def test_numbers_are_rounded_to_the_nearest_float8() -> None:
+    """
+    All that float8 has, what lies half way between two, what lies close to that, and random numbers, as torch does.
+    """
+    all_of_it = torch.arange(127, dtype=torch.uint8).view(FLOAT8).float()
+    half_way = (all_of_it[1:] + all_of_it[:-1]) / 2
+    near = torch.cat([torch.nextafter(half_way, torch.tensor(far)) for far in (-1e9, 1e9)])
+    drawn = torch.randn(4000, generator=torch.Generator().manual_seed(6)).clamp(-4, 4) * 112
+    x = torch.cat([all_of_it, half_way, near, drawn, drawn / 1000, drawn / 1e5])
+    x = torch.cat([x, -x])
+    out = torch.empty_like(x)
+
+    _round_all[(-(-len(x) // 1024),)](out, x, len(x), BLOCK=1024)
+
+    assert torch.equal(x.to(FLOAT8).float(), out)
 
 
 def test_heads_of_zeros_have_a_scale() -> None:
