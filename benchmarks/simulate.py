@@ -7,7 +7,7 @@ A GPU run without a GPU: the real scheduler and block manager on a workload, eac
 One JSON line per workload and policy, in seconds to tens of seconds on one core, so that a policy can be
 chosen before a GPU is asked. `wall_s` goes to steps with a prompt (`prefill_s`), to decodes (`decode_s`), of
 which `tail_s` are those with less than a quarter of the largest batch, and to a GPU that waits for the
-processor (`idle_s`). Where results/h200-offline.jsonl has the very same requests, served first come, first
+processor (`idle_s`). Where results/h200-fcfs.jsonl has the very same requests, served first come, first
 served, `over_measured` is the simulated time over that.
 """
 
@@ -40,7 +40,7 @@ _TOKEN = 5
 # steps in flight
 _DEPTH = 2
 _TAIL = 0.25
-_MEASURED = Path(__file__).parent / "results" / "h200-offline.jsonl"
+_MEASURED = Path(__file__).parent / "results" / "h200-fcfs.jsonl"
 
 
 @dataclass(slots=True)

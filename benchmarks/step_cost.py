@@ -2,7 +2,7 @@
 What a step takes on an H200: the roofline's work, at the rates that were measured.
 
 Attention goes by `results/h200-decode-attention.jsonl` and `h200-prefill-attention.jsonl`; products, small
-kernels and what is left were fitted to the twelve runs of `results/h200-offline.jsonl`. Steps with a
+kernels and what is left were fitted to the twelve runs of `results/h200-fcfs.jsonl`. Steps with a
 prompt are launched kernel by kernel, no faster than the processor does that: what this costs was
 assumed, for lack of small ones among those runs. Seconds, bytes and floating-point operations throughout.
 """

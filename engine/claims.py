@@ -97,11 +97,12 @@ class Claims:
         comes or goes the answer stays the same.
         """
         running, blocks, size = self._running, self._blocks, self._blocks.block_size
-        if not entry.expected or not running:
+        pool = blocks.num_usable_blocks * size
+        # what takes nearly all by itself would wait for an engine that others may never leave idle
+        if not entry.expected or not running or entry.expected + 2 * size > pool:
             return True
         if self._too_large == (running.entries.changes, entry):
             return False
-        pool = blocks.num_usable_blocks * size
         own = blocks.num_blocks_to_start(entry.sequence, matched) * size
         own_left = max(0, entry.expected - entry.sequence.num_tokens)
         # as a rule there is room for all of them at their longest

@@ -117,7 +117,9 @@ class Queue(EntryList):
     def longest_first(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The tokens that each has, and those that it will probably get, at least one; most to get first."""
         num_tokens = np.array(self._num_tokens, dtype=np.int64)
-        left = np.maximum(np.array(self._expected, dtype=np.int64) - num_tokens, 1)
+        expected, ends = np.array(self._expected, dtype=np.int64), np.array(self._ends, dtype=np.int64)
+        # where nobody knows, or more came than was expected, it may be all that there may be
+        left = np.maximum(np.where(expected > num_tokens, expected, ends + 1) - num_tokens, 1)
         places = np.argsort(-left, kind="stable")
         return num_tokens[places], left[places]
 

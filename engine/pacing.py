@@ -19,11 +19,13 @@ class Pacing:
     would find a seat and blocks: there will be work for many steps then, or more of it elsewhere.
 
     Args:
+        least: Sequences beside which more are started whatever the others take: so few cost a step next to nothing.
         margin: A share, below 1.
         slack: Steps before its latest start in which one that waits is started.
     """
 
-    def __init__(self, *, spread: float = 1.1, margin: float = 0.125, slack: int = 8) -> None:
+    def __init__(self, *, least: int = 64, spread: float = 1.1, margin: float = 0.125, slack: int = 8) -> None:
+        self.least = least
         self.spread = spread
         self.margin = margin
         self.slack = slack
@@ -77,6 +79,6 @@ class Pacing:
         if int(prompts.sum()) + num_tokens_left > num_free_blocks * running.block_size:
             return
         longest = max(int(left[0]), int(left_running.max()))
-        self._target = self.spread * num_tokens_left / longest
+        self._target = max(self.least, self.spread * num_tokens_left / longest)
         # the prompts of those before it take their time too
         self._spare = float((longest - left - np.cumsum(prompts) / budget).min())

@@ -3,6 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass
+from math import inf
 
 import xxhash
 
@@ -108,14 +109,19 @@ class Throughput(QueuePolicy):
         return entry
 
     def ended(self, sequence: Sequence, reason: FinishReason) -> None:
-        if reason in (FinishReason.STOP, FinishReason.LENGTH):
-            self.lengths.learn(template(sequence.request), sequence.num_output)
+        num_tokens, key = sequence.num_output, template(sequence.request)
+        if sequence.request.priority < BULK or not num_tokens:
+            return
+        # an answer that was cut off would have been longer, and nobody knows by what
+        longest = FinishReason.LENGTH is reason and num_tokens > (self.lengths.mean(key) or inf)
+        if reason is FinishReason.STOP or longest:
+            self.lengths.learn(key, num_tokens)
 
     def plan(self, queue: Queue, running: Running, *, num_free_blocks: int, budget: int) -> None:
         self.pacing.plan(queue, running, num_free_blocks=num_free_blocks, budget=budget)
 
     def may_start(self, entry: Entry) -> bool:
-        return entry.priority < BULK or self.pacing.is_open
+        return entry.priority < BULK or entry.sequence.request.has_deadline or self.pacing.is_open
 
     def started(self, entry: Entry) -> None:  # noqa: ARG002
         self.pacing.started()

@@ -79,6 +79,7 @@ class Request:
         resumed: What another engine has made of it already, one per answer; empty for nothing.
         priority: Lower is served first and preempted last.
         stream: Give text deltas while it runs.
+        has_deadline: It is ended at some time, answered or not, and so starts as soon as there is room.
     """
 
     request_id: str
@@ -88,6 +89,7 @@ class Request:
     resumed: tuple[Progress, ...] = ()
     priority: int = 0
     stream: bool = False
+    has_deadline: bool = False
 
 
 class Sequence(SequenceTokens):

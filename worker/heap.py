@@ -8,6 +8,7 @@ a minute, which takes a third of a millisecond.
 
 import asyncio
 import ctypes
+import functools
 from collections.abc import Callable
 
 TRIM_EVERY_S = 30.0
@@ -28,6 +29,7 @@ async def give_back_forever(every_s: float = TRIM_EVERY_S) -> None:
         await asyncio.sleep(every_s)
 
 
+@functools.cache
 def _malloc_trim() -> Callable[[int], int] | None:
     try:
         found: Callable[[int], int] = ctypes.CDLL(None).malloc_trim

@@ -137,6 +137,7 @@ class Intake:
             resumed=self._resumed(delivery, prompt, job.options),
             priority=LANES.index(job.lane),
             stream=delivery.stream_tokens,
+            has_deadline=job.timeout_s is not None,
         )
 
     def _tokenise(self, job: Job) -> TokenIds:

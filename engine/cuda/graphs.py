@@ -7,6 +7,7 @@ A batch runs in the graph of the next larger size, its missing rows filled with 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
+from math import inf
 
 import torch
 
@@ -70,9 +71,9 @@ class DecodeGraphs:
             self._graphs[size, sampling, cascade] = graph
         torch.cuda.synchronize()
 
-    def more_padding(self, num_rows: int) -> int:
-        """Rows that the graph with the pass over shared prefixes has more than the one without."""
-        return self.size_for(num_rows, True) - self.size_for(num_rows, False)
+    def more_padding(self, num_rows: int) -> float:
+        """Rows that the graph with the pass over shared prefixes has more than the one without; inf without any."""
+        return inf if not self._sizes[True] else self.size_for(num_rows, True) - self.size_for(num_rows, False)
 
     def size_for(self, num_rows: int, cascade: bool) -> int:
         """The size of the graph that runs so many rows."""

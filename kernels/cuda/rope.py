@@ -151,8 +151,10 @@ def _rope_and_store_kernel(
         largest = tl.maximum(_largest(first), _largest(second))
         if TAIL_PAD > 0:
             largest = tl.maximum(largest, _largest(tail))
-        # a head of zeros has a scale too
-        scales = tl.maximum(largest / 448.0, 1e-12)
+        # a head of zeros has a scale too; one that is not finite has none, for maxima pass over NaN
+        scales = tl.maximum(largest / 448.0, 1e-12) + _zero_if_finite(first) + _zero_if_finite(second)
+        if TAIL_PAD > 0:
+            scales += _zero_if_finite(tail)
         # values change too: what is attended fresh is what later tokens will find in the cache
         changed = in_range
         kept_first, first = _round(first, scales, is_query, kv_cache.dtype.element_ty)
@@ -199,6 +201,12 @@ def _norm_part(part, scale, query_weight, key_weight, cols, mask, is_query, is_v
 @triton.jit
 def _largest(part):
     return tl.max(tl.abs(part.to(tl.float32)), axis=1)
+
+
+@triton.jit
+def _zero_if_finite(part):
+    """0 for each row, NaN where anything of it is NaN or infinite."""
+    return tl.sum(part.to(tl.float32) * 0.0, axis=1)
 
 
 @triton.jit

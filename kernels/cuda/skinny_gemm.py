@@ -110,7 +110,12 @@ def launch(x: Tensor, weight: Tensor, bias: Tensor | None, config: Config, *, ga
 
 @functools.cache
 def _arrivals(device: torch.device) -> Tensor:
-    """Programs that have arrived at each tile: zeros, which every launch leaves as it found them."""
+    """
+    Programs that have arrived at each tile: zeros, which every launch leaves as it found them.
+
+    For one stream at a time. Made by the launch before a capture, or its zeros would be one graph's.
+    """
+    assert not (device.type == "cuda" and torch.cuda.is_current_stream_capturing()), "launch it before a capture"
     return torch.zeros(MAX_SPLIT_TILES, dtype=torch.int32, device=device)
 
 

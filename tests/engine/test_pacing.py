@@ -17,7 +17,7 @@ class Bench:
     def __init__(self, *, running: list[int], waiting: list[int], num_slots: int = 64, free: int = 10_000) -> None:
         self.running, self.queue = Running(num_slots, SIZE), Queue()
         self.num_free_blocks = free
-        self.pacing = Pacing(spread=1.0, margin=0.0, slack=2)
+        self.pacing = Pacing(least=1, spread=1.0, margin=0.0, slack=2)
         self._arrivals = 0
         for left in running:
             self.running.join(self.entry(left))
@@ -110,12 +110,33 @@ def test_prompts_start_together() -> None:
     With a margin nobody starts until a part of those that should run is missing, and then all of that part.
     """
     bench = Bench(running=[100] + [50] * 7, waiting=[30] * 30)
-    bench.pacing = Pacing(spread=1.0, margin=0.5, slack=2)
+    bench.pacing = Pacing(least=1, spread=1.0, margin=0.5, slack=2)
     assert 0 == bench.num_starting()
 
     bench = Bench(running=[100] + [50] * 3, waiting=[30] * 30)
-    bench.pacing = Pacing(spread=1.0, margin=0.5, slack=2)
+    bench.pacing = Pacing(least=1, spread=1.0, margin=0.5, slack=2)
     assert 8 == bench.num_starting()
+
+
+def test_few_are_never_held_back() -> None:
+    """
+    Beside one long answer others start at once, as many as cost a step next to nothing.
+    """
+    bench = Bench(running=[30_000], waiting=[200] * 30)
+    bench.pacing = Pacing()
+    assert 30 == bench.num_starting()
+
+
+def test_one_that_waits_and_of_which_nothing_is_known_may_end_last() -> None:
+    """
+    Neither is it held back, nor is one that has outgrown what was expected of it.
+    """
+    for expected in (0, 15):
+        bench = Bench(running=[100] * 6, waiting=[])
+        entry = bench.entry(150, num_tokens=20)
+        entry.expected = expected
+        bench.queue.insert_sorted(entry)
+        assert 1 == bench.num_starting()
 
 
 def test_lengths_that_nobody_knows_are_not_waited_for() -> None:

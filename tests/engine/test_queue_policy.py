@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from engine.config import POLICIES
+from engine.pacing import Pacing
 from engine.queue_policy import MAX_AHEAD, QueuePolicy, Throughput, queue_policy
-from engine.request import BULK, FinishReason, Request, Sequence
+from engine.request import BULK, FinishReason, Request, Sequence, Status
 from engine.sampling_params import SamplingParams
 from tests.support.planning import make_scheduler, make_turns
 
@@ -157,14 +158,69 @@ def test_lengths_are_learned_where_the_model_ends_its_answers() -> None:
     line = Line(policy)
     assert 0 == line.add("new", 500, known=False, head=0)
     for _ in range(4):
-        ended = Sequence(Request("r", np.arange(40, dtype=np.int32), SamplingParams()), 0)
-        ended.extend([7] * 30)
-        policy.ended(ended, FinishReason.STOP)
-        policy.ended(ended, FinishReason.ABORT)
+        policy.ended(answered(30), FinishReason.STOP)
+        policy.ended(answered(30), FinishReason.ABORT)
 
     assert 40 + 30 == line.add("like those", 500, known=False, head=0)
     assert 40 + 20 == line.add("allowed less", 20, known=False, head=0)
     assert 40 + 500 == line.add("without an end", 500, head=0)
+
+
+def test_what_says_nothing_of_an_answers_length_teaches_nothing() -> None:
+    """
+    An answer that was cut off would have been longer; other lanes' answers are of another kind; none is no answer.
+    """
+    policy = Throughput()
+    line = Line(policy)
+    for _ in range(8):
+        policy.ended(answered(16), FinishReason.LENGTH)
+        policy.ended(answered(20, priority=INTERACTIVE), FinishReason.STOP)
+        policy.ended(answered(0), FinishReason.LENGTH)
+    assert 0 == line.add("nothing known", 500, known=False, head=0)
+
+    for _ in range(4):
+        policy.ended(answered(30), FinishReason.STOP)
+    policy.ended(answered(16), FinishReason.LENGTH)
+    assert 40 + 30 == line.add("ends at 30", 500, known=False, head=0)
+    for _ in range(60):
+        policy.ended(answered(100), FinishReason.LENGTH)
+    assert 40 + 100 == line.add("longer ones exist", 500, known=False, head=0)
+
+
+def test_what_has_a_deadline_is_never_held_back() -> None:
+    """
+    It would end unanswered while it waits for even steps.
+    """
+    policy = Throughput(Pacing(least=1))
+    scheduler = make_scheduler(num_blocks=400, max_num_seqs=8, policy=policy)
+    long, plain, due = (
+        Sequence(
+            Request(
+                name,
+                np.arange(8, dtype=np.int32) + 100 * place,
+                SamplingParams(max_tokens=max_tokens, ignore_eos=True),
+                priority=BULK,
+                has_deadline=name == "due",
+            ),
+            0,
+        )
+        for place, (name, max_tokens) in enumerate([("long", 200), ("plain", 20), ("due", 20)])
+    )
+    scheduler.add(long)
+    turns = make_turns(scheduler)
+    turns.take()
+    scheduler.add(due)
+    scheduler.add(plain)
+    turns.take()
+
+    assert Status.RUNNING is due.status
+    assert Status.WAITING is plain.status
+
+
+def answered(num_tokens: int, *, priority: int = BULK) -> Sequence:
+    sequence = Sequence(Request("r", np.arange(40, dtype=np.int32), SamplingParams(), priority=priority), 0)
+    sequence.extend([7] * num_tokens)
+    return sequence
 
 
 def test_a_prefix_that_leaves_the_cache_is_computed_once_a_group() -> None:

@@ -97,6 +97,7 @@ def policies(draw: st.DrawFn) -> WatchedPolicy:
     if draw(st.booleans()):
         return WatchedPolicy()
     pacing = Pacing(
+        least=draw(st.sampled_from([1, 4])),
         spread=draw(st.sampled_from([1.1, 0.1])),
         margin=draw(st.sampled_from([0.125, 0.9])),
         slack=draw(st.sampled_from([8, 0])),

@@ -145,6 +145,24 @@ def test_heads_are_turned_and_stored(case: dict[str, Any]) -> None:
     assert_stored(slots, key, value, kv_cache, kv_scales)
 
 
+def test_a_head_that_is_not_finite_stays_so() -> None:
+    """
+    One NaN or infinity among a key is no number afterwards, fresh or from a cache of eight bits.
+    """
+    for wrong in (torch.nan, torch.inf):
+        case = RopeCase(dtype=torch.bfloat16, num_tokens=4, cache_dtype=FLOAT8, device="cuda")
+        qkv, slots = case.random(4, case.width), case.slot_mapping()
+        qkv[0, case.num_heads * case.head_dim + 5] = wrong
+        kv_cache, kv_scales = case.kv_cache(), case.kv_scales()
+        assert kv_scales is not None
+
+        _, key, _ = rope_and_store_triton(qkv, case.rotation(), slots, kv_cache, case.num_heads, kv_scales=kv_scales)
+
+        block, offset = divmod(int(slots[0]), case.block_size)
+        assert [True, False] == kv_scales[0, block, :, offset].isnan().tolist()
+        assert [True, False] == key[0].isnan().all(-1).tolist()
+
+
 def test_slots_may_lie_past_the_range_of_32_bits() -> None:
     """
     A pool of more than 2**31 elements in each part is written and read where it should be.
