@@ -24,9 +24,10 @@ def give_back_free() -> bool:
 
 
 async def give_back_forever(every_s: float = TRIM_EVERY_S) -> None:
-    """Do it regularly, as long as it can be done."""
-    while give_back_free():
+    """Do it regularly, beside the event loop, for a large heap takes longer; never where it cannot be done."""
+    while _malloc_trim() is not None:
         await asyncio.sleep(every_s)
+        await asyncio.to_thread(give_back_free)
 
 
 @functools.cache
