@@ -17,6 +17,7 @@ from redis import Redis
 from pagemill import calls
 from pagemill.calls import Submission
 from pagemill.client import Client
+from pagemill.connection import connect
 from pagemill.keys import QueueKeys
 from pagemill.schema import Job, Result
 from pagemill.scripts import run
@@ -36,7 +37,12 @@ def worker(url: str, queue: str, version: int = SCHEMA_VERSION, max_retries: int
     quick: dict[Fault, Policy] = {fault: Policy(base_s=0.1, cap_s=0.2, max_retries=max_retries) for fault in POLICIES}
     # slow enough that each of two workers gets some of the jobs
     engine = FakeEngine(tokens_per_s=4000.0, max_num_seqs=8)
-    with RunningService(url, queue, engine=engine, version=version, policies=quick, lease_s=1.0) as service:
+    with (
+        RunningService(url, queue, engine=engine, version=version, policies=quick, lease_s=1.0) as service,
+        connect(url) as redis,
+    ):
+        # an older worker refuses what is too new for every worker that it knows of
+        wait_for(lambda: redis.exists(QueueKeys(queue).worker(service.worker_id)))
         yield service
 
 
