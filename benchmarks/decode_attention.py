@@ -8,8 +8,10 @@ How near decode attention comes to the memory bandwidth of the GPU it runs on.
 One JSON line a case. A CUDA graph of eight calls or more, over the caches of different layers so
 that none is left in the L2 cache, is replayed; the median counts. Keys and values are counted as
 read once, and divided by what a large copy moves, reads and writes, in the same process. Shapes are
-KV heads x head size x query heads of a KV head. `--sweep` tries configurations on two batches of
-each shape and writes the best as rules for kernels/tuned/decode_attention.json.
+KV heads x head size x query heads of a KV head. `--spread 1` draws log-normal lengths around the
+mean, in any order and with the longest first, as the programs of a launch start in the order of the
+rows. `--sweep` tries configurations on two batches of each shape and writes the best as rules for
+kernels/tuned/decode_attention.json.
 """
 
 import argparse
@@ -17,8 +19,10 @@ import itertools
 import json
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -35,6 +39,8 @@ BLOCK_SIZE = 16
 COLD_BYTES = 256 << 20
 MAX_LAYERS = 64
 SWEEP_CASES = ((256, 1024), (256, 4096))
+# an uneven batch's longest sequence, in means
+MOST_MEANS = 8
 
 Config = dict[str, int]
 
@@ -82,12 +88,24 @@ class Case:
             launch(self.query, cache, self.plan, scale, 0.0, scales, config)
 
 
-def make_case(shape: Shape, batch: int, length: int, num_splits: int | None, num_layers: int | None = None) -> Case:
+def uneven_lengths(batch: int, mean: int, spread: float) -> list[int]:
+    """
+    Log-normal lengths with that mean, at most `MOST_MEANS` of it: as many as a workload's, in no order.
+
+    Args:
+        spread: Standard deviation of their logarithms; 0 makes them equal.
+    """
+    draws = np.random.default_rng(batch).normal(0.0, spread, batch)
+    lengths = mean * np.exp(draws - spread**2 / 2)
+    return [int(length) for length in lengths.clip(1, MOST_MEANS * mean)]
+
+
+def make_case(shape: Shape, lengths: Sequence[int], num_splits: int | None, num_layers: int | None = None) -> Case:
     """Blocks in random order, values of ordinary size."""
     torch.cuda.empty_cache()
-    num_bytes = batch * length * shape.token_bytes
-    blocks = length // BLOCK_SIZE
-    cache_shape = (2, batch * blocks + 1, shape.num_kv_heads, BLOCK_SIZE, shape.head_dim)
+    batch, num_bytes = len(lengths), sum(lengths) * shape.token_bytes
+    counts = [-(-length // BLOCK_SIZE) for length in lengths]
+    cache_shape = (2, sum(counts) + 1, shape.num_kv_heads, BLOCK_SIZE, shape.head_dim)
     caches: list[tuple[Tensor, Tensor | None]] = []
     for _ in range(num_layers or min(MAX_LAYERS, -(-COLD_BYTES // num_bytes))):
         if shape.dtype == "fp8":
@@ -96,13 +114,12 @@ def make_case(shape: Shape, batch: int, length: int, num_splits: int | None, num
             caches.append((cache, torch.full(cache_shape[:4], 0.01, device="cuda")))
         else:
             caches.append((torch.empty(cache_shape, dtype=DTYPES[shape.dtype], device="cuda").normal_(), None))
-    splits = num_splits or num_splits_for(batch, shape.num_kv_heads, length)
+    splits = num_splits or num_splits_for(batch, shape.num_kv_heads, max(lengths))
     workspace = torch.empty(batch * shape.num_heads * splits * (shape.head_dim + 1), device="cuda")
-    order = torch.randperm(batch * blocks, device="cuda", dtype=torch.int32) + 1
     plan = plan_paged_decode(
-        order.view(batch, blocks),
-        torch.randperm(batch, device="cuda").int(),
-        torch.full((batch,), length, dtype=torch.int32, device="cuda"),
+        block_tables(counts).cuda(),
+        torch.arange(batch, dtype=torch.int32, device="cuda"),
+        torch.tensor(lengths, dtype=torch.int32, device="cuda"),
         None,
         splits,
         workspace,
@@ -111,6 +128,12 @@ def make_case(shape: Shape, batch: int, length: int, num_splits: int | None, num
     )
     query = torch.randn(batch, shape.num_heads, shape.head_dim, dtype=torch.bfloat16, device="cuda")
     return Case(shape, query, plan, caches, num_bytes)
+
+
+def block_tables(counts: Sequence[int]) -> Tensor:
+    """[len(counts), most] int32: so many blocks of each sequence, in random order; 0 behind them."""
+    blocks = (torch.randperm(sum(counts), dtype=torch.int32) + 1).split(list(counts))
+    return torch.nn.utils.rnn.pad_sequence(blocks, batch_first=True)
 
 
 def measure(case: Case, config: Config, repeats: int) -> float:
@@ -141,7 +164,7 @@ def candidates(shape: Shape) -> list[Config]:
 def attempt(shape: Shape, config: Config) -> None:
     """Compile a configuration into the cache on disk, and run it."""
     # strides that 16 divides and numbers of blocks like those of a real batch
-    make_case(shape, 2, 16 * BLOCK_SIZE, 1, num_layers=1).attend(config, 1)
+    make_case(shape, [16 * BLOCK_SIZE] * 2, 1, num_layers=1).attend(config, 1)
     torch.cuda.synchronize()
 
 
@@ -167,7 +190,7 @@ def sweep(shapes: list[Shape], bandwidth: float, budget_s: float, num_splits: in
             continue
         scores = [1.0] * len(configs)
         for batch, length in SWEEP_CASES:
-            case = make_case(shape, batch, length, num_splits)
+            case = make_case(shape, [length] * batch, num_splits)
             for index, config in enumerate(configs):
                 scores[index] *= case.num_bytes / measure(case, config, 3) / bandwidth
             del case
@@ -180,23 +203,29 @@ def sweep(shapes: list[Shape], bandwidth: float, budget_s: float, num_splits: in
 
 
 def table(args: argparse.Namespace, shapes: list[Shape], bandwidth: float) -> None:
-    for shape, batch, length in itertools.product(shapes, args.batches, args.lengths):
-        case = make_case(shape, batch, length, args.splits)
-        seconds = measure(case, config_of(shape), 10)
-        line = {
-            "kv_heads": shape.num_kv_heads,
-            "head_dim": shape.head_dim,
-            "group_size": shape.group_size,
-            "dtype": shape.dtype,
-            "batch": batch,
-            "length": length,
-            "splits": case.plan.num_splits,
-            "us": round(seconds * 1e6, 1),
-            "gb_per_s": round(case.num_bytes / seconds / 1e9),
-            "of_copy": round(case.num_bytes / seconds / bandwidth, 3),
-        }
-        print(json.dumps(line), flush=True)
-        del case
+    for shape, batch, length, splits in itertools.product(shapes, args.batches, args.lengths, args.splits):
+        lengths = uneven_lengths(batch, length, args.spread)
+        orders = {"any": lengths, "longest first": sorted(lengths, reverse=True)} if args.spread else {"equal": lengths}
+        for order, ordered in orders.items():
+            case = make_case(shape, ordered, splits)
+            line = line_of(case, measure(case, config_of(shape), 10), bandwidth)
+            print(json.dumps(line | {"length": length, "spread": args.spread, "order": order}), flush=True)
+            del case
+
+
+def line_of(case: Case, seconds: float, bandwidth: float) -> dict[str, object]:
+    shape = case.shape
+    return {
+        "kv_heads": shape.num_kv_heads,
+        "head_dim": shape.head_dim,
+        "group_size": shape.group_size,
+        "dtype": shape.dtype,
+        "batch": len(case.query),
+        "splits": case.plan.num_splits,
+        "us": round(seconds * 1e6, 1),
+        "gb_per_s": round(case.num_bytes / seconds / 1e9),
+        "of_copy": round(case.num_bytes / seconds / bandwidth, 3),
+    }
 
 
 def numbers(text: str) -> list[int]:
@@ -209,7 +238,8 @@ def main() -> None:
     parser.add_argument("--dtypes", default="bf16,fp8")
     parser.add_argument("--batches", type=numbers, default=[1, 8, 32, 64, 256, 1024])
     parser.add_argument("--lengths", type=numbers, default=[256, 1024, 4096])
-    parser.add_argument("--splits", type=int, help="of each sequence; by the batch if not given")
+    parser.add_argument("--splits", type=numbers, default=[None], help="of each sequence; by the batch if not given")
+    parser.add_argument("--spread", type=float, default=0.0, help="of log-normal lengths; 0 makes them equal")
     parser.add_argument("--sweep", action="store_true")
     parser.add_argument("--rules", help="where the rules of a sweep go")
     parser.add_argument("--budget-s", type=float, default=140.0, help="a sweep starts no shape after it")
@@ -223,7 +253,7 @@ def main() -> None:
     if not args.sweep:
         table(args, shapes, bandwidth)
         return
-    rules = sweep(shapes, bandwidth, args.budget_s, args.splits)
+    rules = sweep(shapes, bandwidth, args.budget_s, args.splits[0])
     if args.rules:
         with open(args.rules, "w", encoding="utf-8") as file:
             file.write("[\n  " + ",\n  ".join(map(json.dumps, rules)) + "\n]\n")
