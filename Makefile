@@ -7,6 +7,7 @@ PIP_ARGS ?=
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
 BENCH_ARGS ?=
+E2E_ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -16,7 +17,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 export OMP_WAIT_POLICY ?= PASSIVE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv install demo test test-slow test-gpu chaos check format bench-cpu clean
+.PHONY: help venv install demo test test-slow test-gpu chaos e2e check format bench-cpu clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -63,6 +64,9 @@ test-slow: $(VENV)/.dev $(VENV)/.servers  ## run the slow tests: real model, cha
 
 chaos: $(VENV)/.dev  ## kill, pause and poison 4 workers over 20,000 jobs, and count the results (CHAOS_ARGS=...)
 	$(BIN)/python -m tests.chaos.driver $(CHAOS_ARGS)
+
+e2e: $(VENV)/.dev  ## OpenAI's client, a foreign Celery app and bulk jobs against real servers (E2E_ARGS=...)
+	@$(BIN)/python -m tests.e2e $(E2E_ARGS)
 
 check: $(VENV)/.dev  ## check format, lint, types and import layers
 	$(BIN)/ruff format --check .

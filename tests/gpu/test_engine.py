@@ -1,53 +1,19 @@
 """Whole answers on the card: those of the CPU, with graphs and without, alone and in company."""
 
-from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
-
 import numpy as np
 import pytest
 
-from engine.config import EngineConfig
 from engine.cuda.model_runner import CudaModelRunner
-from engine.llm_engine import LLMEngine
-from engine.load import load_engine
 from engine.request import Request
 from engine.sampling_params import SamplingParams
-from tests.support import tiny_tokenizers
 from tests.support.answers import assert_same_answers, make_requests, run_all
+from tests.support.card_engine import MODELS, Load, loader, small_cache
 from tests.support.tiny_models import VOCAB, save_tiny_model
 
-Load = Callable[..., LLMEngine]
 
-
-@pytest.fixture(scope="module", params=["qwen3", "llama with biases", "mistral", "qwen2 with windows"])
+@pytest.fixture(scope="module", params=MODELS)
 def load(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Load:
-    folder: Path = tmp_path_factory.mktemp("model")
-    save_tiny_model(request.param, folder)
-    tiny_tokenizers.save(tiny_tokenizers.byte_level(), folder)
-    base = EngineConfig(
-        model=folder,
-        dtype="float32",
-        load_format="auto",
-        block_size=16,
-        max_num_seqs=12,
-        max_num_batched_tokens=48,
-        max_model_len=256,
-        kv_cache_bytes=32 << 20,
-        swap_space_bytes=32 << 20,
-    )
-
-    def make(device: str = "cuda", **settings: object) -> LLMEngine:
-        return load_engine(replace(base, device=device, **settings))  # type: ignore[arg-type]
-
-    return make
-
-
-def small_cache(load: Load, **settings: object) -> LLMEngine:
-    """An engine that has to preempt: room for about a third of what runs."""
-    per_block = load().kv_tokens
-    assert per_block
-    return load(kv_cache_bytes=(32 << 20) * 18 * 16 // per_block, **settings)
+    return loader(save_tiny_model, request.param, tmp_path_factory.mktemp("model"))
 
 
 def test_answers_are_those_of_the_cpu(load: Load) -> None:

@@ -6,63 +6,32 @@ sums need to agree to the last token; and a GPU attends in float16 there. What m
 blocks and rounding are those of the CPU: without any of them answers are far off.
 """
 
-from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
-
 import pytest
 import torch
 
-from engine.config import EngineConfig
 from engine.cuda.kv_cache import CudaKVCache
 from engine.cuda.model_runner import CudaModelRunner
 from engine.kv_cache import CacheShape
 from engine.llm_engine import LLMEngine
-from engine.load import load_engine
 from engine.request import BlockCopy
 from kernels.decode_attention import decode_attention, paged_decode_reference
 from kernels.fp8_kv import quantise_kv
 from kernels.gather_kv import gather_kv
-from tests.support import tiny_tokenizers
 from tests.support.answers import answer_differences, make_greedy_requests, run_all
+from tests.support.card_engine import MODELS, Load, loader, small_cache
 from tests.support.numerics import assert_near
 from tests.support.paged import paged_batch
 from tests.support.tiny_models import save_calm_model
 
-Load = Callable[..., LLMEngine]
 FLOAT8 = torch.float8_e4m3fn
 
 # of log-probabilities; noise of 1e-5 in keys and values gives half of the first, and of 1e-3 the second
 MEAN_OF_PROMPTS, MEAN_OF_ANSWERS = 0.004, 0.01
 
 
-@pytest.fixture(scope="module", params=["qwen3", "llama with biases", "mistral", "qwen2 with windows"])
+@pytest.fixture(scope="module", params=MODELS)
 def load(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Load:
-    folder: Path = tmp_path_factory.mktemp("model")
-    save_calm_model(request.param, folder)
-    tiny_tokenizers.save(tiny_tokenizers.byte_level(), folder)
-    base = EngineConfig(
-        model=folder,
-        dtype="float32",
-        kv_cache_dtype="fp8",
-        max_num_seqs=12,
-        max_num_batched_tokens=48,
-        max_model_len=256,
-        kv_cache_bytes=32 << 20,
-        swap_space_bytes=32 << 20,
-    )
-
-    def make(device: str = "cuda", **settings: object) -> LLMEngine:
-        return load_engine(replace(base, device=device, **settings))  # type: ignore[arg-type]
-
-    return make
-
-
-def small_cache(load: Load, **settings: object) -> LLMEngine:
-    """An engine that has to preempt: room for about a third of what runs."""
-    tokens = load().kv_tokens
-    assert tokens
-    return load(kv_cache_bytes=(32 << 20) * 18 * 16 // tokens, **settings)
+    return loader(save_calm_model, request.param, tmp_path_factory.mktemp("model"), kv_cache_dtype="fp8")
 
 
 def assert_near_answers(engine: LLMEngine, other: LLMEngine, seed: int) -> None:
