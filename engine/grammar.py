@@ -60,6 +60,7 @@ class GrammarState:
         self._is_text = is_text
         self._ends = frozenset(token for token in ends if 0 <= token < len(is_text))
         self._end_bits = bits_of(self._ends, len(is_text))
+        self._last_word = bits_of(range((len(is_text) - 1) % 32 + 1), 32)[0]
         self._min_tokens = min_tokens
         self._num_tokens = 0
         # what may follow; None until somebody asks
@@ -90,6 +91,8 @@ class GrammarState:
     def _look(self) -> Mask:
         mask = np.zeros_like(self._end_bits)
         self._matcher.fill_next_token_bitmask(mask[None], 0)
+        # the library may set bits behind the last token
+        mask[-1] &= self._last_word
         goes_on, complete = bool(mask.any()), self._matcher.is_completed()
         self.exhausted, self.stuck = complete and not goes_on, not complete and not goes_on
         if self._num_tokens < self._min_tokens and goes_on:

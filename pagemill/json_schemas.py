@@ -262,7 +262,7 @@ def _types(schema: dict[str, Any], place: str) -> list[str]:
 
 def _wide_types(schema: dict[str, Any]) -> set[str]:
     """The types that a schema's values may have, a whole number as a number; empty where it does not say."""
-    said = schema.get("type", "object" if "properties" in schema else [])
+    said = schema.get("type", [])
     values = _values_of(schema)
     if values is not None:
         said = [name for value in values for name in _type_of(json.loads(value))]

@@ -1,0 +1,106 @@
+"""
+Whatever schema a submit lets through, every text that its grammar lets through validates.
+
+The texts are random walks through the grammar's masks, over a vocabulary of single bytes and of pieces
+that span several parts of JSON; another library validates.
+"""
+
+import json
+import random
+
+import jsonschema
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from engine.errors import InvalidGrammar
+from engine.grammar import Grammar, GrammarState
+from engine.grammar_compiler import GrammarCompiler
+from engine.sampling_params import SamplingParams
+from pagemill.json_schemas import check_json_schema
+from tests.support.random_schemas import random_schema
+
+PIECES = [bytes([byte]) for byte in range(256)]
+PIECES += [
+    b'{"',
+    b'": ',
+    b'", "',
+    b'"}',
+    b"}}",
+    b"]}",
+    b'"]',
+    b", ",
+    b"null",
+    b"true",
+    b"false",
+    b"10",
+    b"\\n",
+    b"\n\n",
+]
+PIECES += [b'\\"', b'":', b"a.b", b"-1", b".5", b"00", b"ab", "é".encode(), "東京".encode()]
+# the end has no text
+EOS = len(PIECES)
+PIECES += [b""]
+CLOSERS = [PIECES.index(piece) for piece in (b'"', b"}", b"]", b'"}', b'"]', b", ", b'", "', b"]}")]
+WALKS = 4
+LONGEST = 300
+
+
+@pytest.fixture(scope="module")
+def compiler() -> GrammarCompiler:
+    return GrammarCompiler(lambda: list(PIECES), {EOS})
+
+
+def walk(state: GrammarState, rng: random.Random) -> str | None:
+    """A text of the grammar; None where it has become too long, or cannot go on for want of tokens."""
+    text = b""
+    for _ in range(LONGEST):
+        bits = np.unpackbits(state.mask().view(np.uint8), bitorder="little")
+        if bits[EOS] and (state.exhausted or rng.random() < 0.3):
+            return text.decode()
+        if state.stuck:
+            break
+        bits[EOS] = 0
+        closing = [token for token in CLOSERS if bits[token]]
+        some = rng.choice(closing) if closing and rng.random() < 0.5 else int(rng.choice(np.flatnonzero(bits)))
+        assert state.accept(some)
+        text += PIECES[some]
+    return None
+
+
+def check(compiler: GrammarCompiler, seed: int) -> None:
+    rng = random.Random(seed)
+    schema = random_schema(rng, 3)
+    try:
+        check_json_schema(schema)
+    except ValueError:
+        return
+    try:
+        grammar = compiler.submit(Grammar("json_schema", json.dumps(schema))).result(60)
+    except InvalidGrammar as error:
+        raise AssertionError(f"a submit lets through what the library refuses: {schema}") from error
+    for _ in range(WALKS):
+        text = walk(grammar.start(SamplingParams()), rng)
+        if text is not None:
+            jsonschema.Draft202012Validator(schema).validate(json.loads(text))
+
+
+@settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(seed=st.integers(0, 2**32))
+def test_texts_of_a_schemas_grammar_validate(compiler: GrammarCompiler, seed: int) -> None:
+    """
+    The library enforces every keyword that is let through, and refuses none.
+    """
+    check(compiler, seed)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@settings(max_examples=3_000, deadline=None, suppress_health_check=list(HealthCheck))
+@given(seed=st.integers(0, 2**32))
+def test_texts_of_many_schemas_validate(compiler: GrammarCompiler, seed: int) -> None:
+    """
+    The same for many more, new ones in every run.
+    """
+    check(compiler, seed)
