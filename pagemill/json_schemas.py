@@ -32,6 +32,7 @@ BY_TYPE: Mapping[str, frozenset[str]] = {
     "boolean": frozenset(),
     "null": frozenset(),
 }
+_TYPED = frozenset({"type"}).union(*BY_TYPE.values())
 # what says nothing of the value
 ANNOTATIONS = frozenset({"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"}) | {
     "discriminator",
@@ -126,6 +127,8 @@ class _Checker:
     def _typed(self, schema: dict[str, Any], said: set[str], place: str) -> None:
         if not said:
             return
+        if strange := said - _TYPED:
+            _refuse(place, f"{_words(strange)} is not supported")
         types = _types(schema, place)
         unknown = said - {"type"} - frozenset().union(*(BY_TYPE[name] for name in types))
         if unknown:

