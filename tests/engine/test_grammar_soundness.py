@@ -7,7 +7,6 @@ that span several parts of JSON; another library validates.
 
 import json
 import random
-
 import re
 
 import jsonschema
@@ -47,7 +46,7 @@ EOS = len(PIECES)
 PIECES += [b""]
 CLOSERS = [PIECES.index(piece) for piece in (b'"', b"}", b"]", b'"}', b'"]', b", ", b'", "', b"]}")]
 WALKS = 4
-LONGEST = 300
+LONGEST = 120
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +106,7 @@ def random_regex(rng: random.Random, depth: int) -> str:
     return rng.choice((pattern, pattern, f"{pattern}|{rng.choice(atoms)}"))
 
 
-@settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(seed=st.integers(0, 2**32))
 def test_texts_of_a_regex_match_it(compiler: GrammarCompiler, seed: int) -> None:
     """
@@ -122,7 +121,7 @@ def test_texts_of_a_regex_match_it(compiler: GrammarCompiler, seed: int) -> None
         assert text is None or re.fullmatch(pattern, text, re.DOTALL), (pattern, text)
 
 
-@settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(seed=st.integers(0, 2**32))
 def test_texts_of_a_schemas_grammar_validate(compiler: GrammarCompiler, seed: int) -> None:
     """
