@@ -57,9 +57,16 @@ SUBJECTS = [name.strip() for name in NAMES.split(",")]
 def served(server_url: str, queue: str, client: Client, tmp_path: Path) -> Iterator[Client]:
     """A client whose queue is served by SmolLM2."""
     flags = ("--model", str(real_model()), "--dtype", "float32", "--max-model-len", "512", "--kv-cache-bytes", "512MiB")
-    with worker_process(tmp_path / "log", "--redis-url", server_url, "--queue", queue, *flags):
+    with worker_process(tmp_path / "log", "--redis-url", server_url, "--queue", queue, *flags) as worker:
         wait_for(client.workers, 60)
+        # which takes a second, and is for those who need it
+        assert not has_loaded(worker.engine_pid, "libxgrammar")
         yield client
+        assert [False, True] == [has_loaded(pid, "libxgrammar") for pid in (worker.worker_pid, worker.engine_pid)]
+
+
+def has_loaded(pid: int, library: str) -> bool:
+    return library in Path(f"/proc/{pid}/maps").read_text()
 
 
 def describe(subjects: list[str], **options: Any) -> list[Job]:
