@@ -130,13 +130,15 @@ class Claims:
 
     def wait_for_steps(self, completed: int, budget: int) -> bool:
         """
-        Whether urgent work lacks blocks that are there, or can be taken from less urgent work, once no step is in
-        flight: another step without it would only delay it.
+        Whether a step now would only delay what waits for one in flight: answers that need a token's value to go on,
+        or urgent work that lacks blocks which are there, or can be taken from less urgent work, once none is in flight.
 
         Args:
             completed: Newest step that has completed.
             budget: Tokens of a step.
         """
+        if self._running.waits():
+            return True
         queue, running, blocks = self._queue, self._running.entries, self._blocks
         num_blocks, kept = 0, list[int]()
         for entry in islice(queue, MAX_PASSED_OVER + 1):

@@ -7,6 +7,8 @@ EngineError
 │   ├── PromptTooLong
 │   ├── InvalidParams
 │   ├── InvalidText
+│   ├── InvalidGrammar
+│   ├── GrammarsUnavailable
 │   ├── NoChatTemplate
 │   └── ChatTemplateFailed
 ├── DeviceError             the process: it has to end, and another to begin
@@ -53,6 +55,18 @@ class InvalidParams(RequestError):
 
 class InvalidText(RequestError):
     """Raised when a prompt is not Unicode text."""
+
+
+class InvalidGrammar(RequestError):
+    """Raised when a schema, regex or choice is none that answers can follow."""
+
+    code = "invalid_grammar"
+
+
+class GrammarsUnavailable(RequestError):
+    """Raised when this engine can follow no grammar at all: for want of the library, or by its tokenizer."""
+
+    code = "not_supported"
 
 
 class NoChatTemplate(RequestError):

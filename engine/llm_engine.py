@@ -5,8 +5,10 @@ from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
-from engine.errors import DeviceLost, EmptyPrompt, EngineError, InvalidParams, PromptTooLong
+from engine.compiling import Compiling
+from engine.errors import DeviceLost, EmptyPrompt, EngineError, InvalidParams, PromptTooLong, RequestError
 from engine.faults import is_lost, is_out_of_memory, release_cached_memory
+from engine.grammar_compiler import CompiledGrammar, GrammarCompiler
 from engine.output import OutputProcessor
 from engine.request import (
     BULK,
@@ -69,6 +71,7 @@ class LLMEngine:
         model_name: str,
         fingerprint: str,
         depth: int = 1,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.model_name = model_name
@@ -86,6 +89,7 @@ class LLMEngine:
 
         # all the mutable state there is
         self._live: dict[str, _Live] = {}
+        self._compiling = Compiling(grammars)
         self._in_flight: deque[tuple[Step, Ticket]] = deque()
         self._finished: list[RequestOutput] = []
         self._prompt_tokens = 0
@@ -94,18 +98,25 @@ class LLMEngine:
 
     def add(self, request: Request) -> None:
         """
-        Queue a request; it runs with the next steps.
+        Queue a request; it runs with the next steps. One with a grammar waits until that is compiled.
 
         Raises:
             EmptyPrompt: the prompt has no token.
             PromptTooLong: no answer token would fit.
             InvalidParams: a token id is not in the vocabulary, or the id is in use.
+            InvalidGrammar, GrammarsUnavailable: its grammar cannot be followed; a step may say so later.
         """
         self._check(request)
-        sequences = tuple(Sequence(request, index) for index in range(request.params.n))
-        live = _Live(request, sequences, lead=sequences[0])
-        if request.params.prompt_logprobs is not None:
-            live.prompt_logprobs = [None] * len(request.prompt)
+        if request.params.grammar is None:
+            self._enter(request, None)
+        elif (compiled := self._compiling.add(request)) is not None:
+            self._enter(request, compiled)
+
+    def _enter(self, request: Request, compiled: CompiledGrammar | None) -> None:
+        params = request.params
+        states = [compiled.start(params) if compiled else None for _ in range(params.n)]
+        sequences = tuple(Sequence(request, index, state) for index, state in enumerate(states))
+        live = _live(request, sequences)
         self._live[request.request_id] = live
         self._prompt_tokens += len(request.prompt)
         for sequence in sequences:
@@ -124,6 +135,9 @@ class LLMEngine:
         """
         End a request now and return what it has; None if it is not here.
         """
+        if (waiting := self._compiling.take(request_id)) is not None:
+            # with what it brings from another engine
+            return self._unstarted(waiting)
         live = self._live.pop(request_id, None)
         if live is None:
             return None
@@ -135,7 +149,7 @@ class LLMEngine:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._live or self._in_flight or self._finished)
+        return bool(self._live or self._in_flight or self._finished or self._compiling)
 
     def step(self) -> StepOutputs:
         """
@@ -147,6 +161,7 @@ class LLMEngine:
             DeviceFull: less did not help. DeviceLost: nothing works on the device any more.
             EngineError: requests are left and none of them can ever run; a fault of the engine.
         """
+        rejected = self._take_compiled() if self._compiling else ()
         step = self._scheduler.schedule()
         deltas: list[TextDelta] = []
         full = False
@@ -163,7 +178,7 @@ class LLMEngine:
             self._shed(step)
         self._end_overgrown()
         finished, self._finished = self._finished, []
-        return StepOutputs(tuple(finished), tuple(deltas))
+        return StepOutputs(tuple(finished), tuple(deltas), rejected)
 
     def generate(
         self, prompts: Iterable[str | TokenIds], params: SamplingParams | SequenceOf[SamplingParams]
@@ -187,7 +202,10 @@ class LLMEngine:
             self.add(request)
         done: dict[str, RequestOutput] = {}
         while len(done) < len(requests):
-            done |= {output.request_id: output for output in self.step().finished}
+            outputs = self.step()
+            for _, error in outputs.rejected:
+                raise error
+            done |= {output.request_id: output for output in outputs.finished}
         return [done[request.request_id] for request in requests]
 
     def reset_prefix_cache(self) -> None:
@@ -214,7 +232,7 @@ class LLMEngine:
 
     def capacity(self) -> Capacity:
         """What could be added now and start at once."""
-        return self._scheduler.capacity()
+        return self._compiling.counted_in(self._scheduler.capacity())
 
     def stats(self) -> EngineStats:
         scheduler, blocks = self._scheduler, self._scheduler.blocks
@@ -248,7 +266,7 @@ class LLMEngine:
 
     def _check(self, request: Request) -> None:
         length = len(request.prompt)
-        if request.request_id in self._live:
+        if request.request_id in self._live or request.request_id in self._compiling:
             raise InvalidParams(f"request id {request.request_id!r} is in use")
         if length == 0:
             raise EmptyPrompt("the prompt has no token: give at least one")
@@ -262,6 +280,26 @@ class LLMEngine:
         outside = next((token for token in named if not 0 <= token < self._vocab_size), None)
         if outside is not None:
             raise InvalidParams(f"token id {outside} is not in the vocabulary of {self._vocab_size:,}")
+
+    def _take_compiled(self) -> tuple[tuple[str, RequestError], ...]:
+        """Take in requests whose grammars are compiled; those that were refused, with the reason."""
+        rejected = []
+        idle = not (self._live or self._in_flight or self._finished)
+        for request, outcome in self._compiling.ready(wait_for_one=idle):
+            if isinstance(outcome, RequestError):
+                rejected.append((request.request_id, outcome))
+            else:
+                self._enter(request, outcome)
+        return tuple(rejected)
+
+    def _unstarted(self, request: Request) -> RequestOutput:
+        """The output of a request that is aborted before it has come to the scheduler."""
+        sequences = tuple(Sequence(request, index) for index in range(request.params.n))
+        live = _live(request, sequences)
+        for sequence in sequences:
+            sequence.finish_reason = self._outputs.begin(sequence) or FinishReason.ABORT
+            live.completions.append(self._outputs.completion(sequence))
+        return self._output(live)
 
     def _progress(self, live: _Live, sequence: Sequence, start: int) -> Progress:
         token_ids = tuple(sequence.token_ids(sequence.num_prompt_tokens + start, sequence.num_known).tolist())
@@ -348,3 +386,10 @@ class LLMEngine:
             num_cached_tokens=live.lead.num_cached,
             prompt_logprobs=None if live.prompt_logprobs is None else tuple(live.prompt_logprobs),
         )
+
+
+def _live(request: Request, sequences: tuple[Sequence, ...]) -> _Live:
+    live = _Live(request, sequences, lead=sequences[0])
+    if request.params.prompt_logprobs is not None:
+        live.prompt_logprobs = [None] * len(request.prompt)
+    return live

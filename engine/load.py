@@ -1,6 +1,7 @@
 """Builds an engine from its settings; the only place that knows all of its parts."""
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from engine.errors import ModelNotFound, NotEnoughMemory, StartupError
 from engine.fingerprint import fingerprint
 from engine.gpu import cache_dtype, compute_dtype, pick_device
 from engine.gpu_memory import GPU_COPY_BYTES_PER_S, GPU_PREFILL_FLOPS
+from engine.grammar_compiler import GrammarCompiler
 from engine.kv_cache import CacheShape, KVCache, bytes_per_block
 from engine.llm_engine import LLMEngine
 from engine.memory import available_bytes
@@ -95,6 +97,7 @@ def load_engine(config: EngineConfig) -> LLMEngine:
         # one that was made before the setting existed stays right
         fingerprint=fingerprint(path, str(dtype), config.load_format, *["fp8 cache"] * (kv_dtype != dtype)),
         depth=2 if on_gpu else 1,
+        grammars=GrammarCompiler(partial(tokenizer.token_bytes, vocab_size), ends) if tokenizer else None,
     )
 
 

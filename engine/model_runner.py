@@ -78,7 +78,9 @@ class ModelRunner:
 
     def _join(self, chunk: Chunk) -> None:
         sequence = chunk.sequence
-        self.state.join(sequence.slot, sequence.params, sequence.index, sequence.prompt, sequence.output)
+        self.state.join(
+            sequence.slot, sequence.params, sequence.index, sequence.prompt, sequence.output, sequence.grammar
+        )
 
     def _sample(self, step: Step, batch: StepBatch, hidden: Tensor) -> Sampled:
         sampling = step.sampling

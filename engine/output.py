@@ -9,6 +9,11 @@ from engine.entries import Arrived
 from engine.request import Completion, FinishReason, Sequence, TextDelta, TokenLogprob
 from engine.tokenizer import Tokenizer
 
+_STUCK = (
+    "the grammar asks for text that no token of the model can begin: the answer ends here; "
+    "allow more, or check min_tokens and stop_token_ids"
+)
+_OUTSIDE = "the answer holds a token that its grammar does not allow: the model's process and its grammars disagree"
 _NOT_FINITE = "the model gave logits that are not finite: the answer ends here; check the dtype and the weights"
 
 
@@ -61,6 +66,8 @@ class OutputProcessor:
         # all the mutable state there is
         self._texts: dict[Sequence, _RunningText] = {}
         self._logprobs: dict[Sequence, list[TokenLogprob]] = {}
+        # those with a grammar, which each token moves on
+        self._bound: set[Sequence] = set()
         # by token id: whether it ends some answers; an id that a request once named stays marked
         self._may_end = np.zeros(1, dtype=np.bool_)
         self._mark_ends(self._eos_token_ids)
@@ -74,6 +81,8 @@ class OutputProcessor:
             self._texts[sequence] = _RunningText(self._tokenizer, sequence)
         if params.logprobs is not None:
             self._logprobs[sequence] = list(sequence.resumed.logprobs)
+        if sequence.grammar is not None:
+            self._bound.add(sequence)
         self._mark_ends(params.stop_token_ids)
         for position, token_id in enumerate(sequence.output):
             reason = self._advance(sequence, token_id, position + 1)
@@ -94,8 +103,8 @@ class OutputProcessor:
         notable = arrived.last | self._may_end.take(token_ids, mode="clip")
         if arrived.failed:
             notable |= token_ids < 0
-        if self._texts or self._logprobs:
-            watched = self._texts.keys() | self._logprobs.keys()
+        if self._texts or self._logprobs or self._bound:
+            watched = self._texts.keys() | self._logprobs.keys() | self._bound
             notable |= np.fromiter((sequence in watched for sequence in arrived.sequences), np.bool_, len(notable))
         rows: list[int] = notable.nonzero()[0].tolist()
         return rows
@@ -129,13 +138,14 @@ class OutputProcessor:
         """
         assert sequence.finish_reason is not None, f"{sequence} has not ended"
         logprobs = self._logprobs.pop(sequence, None)
+        self._bound.discard(sequence)
         return Completion(
             index=sequence.index,
             token_ids=tuple(sequence.output),
             text=self._final_text(sequence),
             finish_reason=sequence.finish_reason,
             logprobs=None if logprobs is None else tuple(logprobs),
-            error=_NOT_FINITE if sequence.finish_reason is FinishReason.ERROR else None,
+            error=_error_of(sequence) if sequence.finish_reason is FinishReason.ERROR else None,
         )
 
     def _mark_ends(self, token_ids: Iterable[int]) -> None:
@@ -148,10 +158,15 @@ class OutputProcessor:
     def _advance(self, sequence: Sequence, token_id: int, num_output: int) -> FinishReason | None:
         params = sequence.params
         may_stop = num_output >= params.min_tokens
+        grammar = sequence.grammar
+        if grammar is not None and not grammar.accept(token_id):
+            return FinishReason.ERROR
         if may_stop and self._is_end(sequence, token_id):
             return FinishReason.STOP
         running = self._texts.get(sequence)
         if running is not None and running.push(token_id, may_stop=may_stop):
+            return FinishReason.STOP
+        if grammar is not None and grammar.exhausted:
             return FinishReason.STOP
         if num_output >= params.max_tokens or sequence.num_prompt_tokens + num_output >= self._max_model_len:
             return FinishReason.LENGTH
@@ -173,3 +188,10 @@ class OutputProcessor:
         if output and sequence.finish_reason is FinishReason.STOP and self._is_end(sequence, output[-1]):
             output = output[:-1]
         return self._tokenizer.decode(output, skip_special_tokens=sequence.params.skip_special_tokens)
+
+
+def _error_of(sequence: Sequence) -> str:
+    grammar = sequence.grammar
+    if grammar is None or not (grammar.stuck or grammar.refused):
+        return _NOT_FINITE
+    return _OUTSIDE if grammar.refused else _STUCK

@@ -10,6 +10,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.errors import RequestError
+from engine.grammar import GrammarState
 from engine.sampling_params import SamplingParams
 from engine.sequence_tokens import SequenceTokens
 
@@ -99,6 +101,7 @@ class Sequence(SequenceTokens):
         "block_hashes",
         "block_table",
         "finish_reason",
+        "grammar",
         "host_blocks",
         "index",
         "num_cached",
@@ -109,9 +112,11 @@ class Sequence(SequenceTokens):
         "status",
     )
 
-    def __init__(self, request: Request, index: int) -> None:
+    def __init__(self, request: Request, index: int, grammar: GrammarState | None = None) -> None:
         self.request = request
         self.index = index
+        # what its tokens so far leave of its grammar; moved on by whoever takes in its tokens
+        self.grammar = grammar
         super().__init__(request.prompt, self.resumed.token_ids)
         self.status = Status.WAITING
         self.finish_reason: FinishReason | None = None
@@ -393,10 +398,11 @@ class TextDelta:
 
 @dataclass(frozen=True, slots=True)
 class StepOutputs:
-    """What one turn of the engine gave to the outside."""
+    """What one turn of the engine gave to the outside; `rejected` were added, and can never be served."""
 
     finished: tuple[RequestOutput, ...] = ()
     deltas: tuple[TextDelta, ...] = ()
+    rejected: tuple[tuple[str, RequestError], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

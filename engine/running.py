@@ -37,8 +37,8 @@ class Running:
 
         # by slot; 0 at a free one
         self._columns = np.zeros((6, num_slots), dtype=np.int32)
-        self.num_tokens, self.num_computed, num_known, self.ends, self.room, self._newest_blocks = self._columns
-        self._tokens = TokenTable(num_known)
+        self.num_tokens, self.num_computed, self._num_known, self.ends, self.room, self._newest_blocks = self._columns
+        self._tokens = TokenTable(self._num_known)
         # newest step launched when the slot was last given up
         self._left_after = np.full(num_slots, -1, dtype=np.int64)
         self._last_left_after = -1
@@ -51,6 +51,9 @@ class Running:
         self._farthest = np.zeros(num_slots, dtype=np.int32)
         # tokens at which its answer will probably end; 0 where nobody knows
         self._expected = np.zeros(num_slots, dtype=np.int32)
+        # who needs the value of each token before the next one, as an answer in a grammar does
+        self._stepwise = np.zeros(num_slots, dtype=np.bool_)
+        self._num_stepwise = 0
         # by priority that capacity tells apart, who is less urgent: 1 or 0. The first row is of all; floats, which
         # multiply fast
         self._behind = np.zeros((1 + len(PRIORITIES), num_slots))
@@ -80,7 +83,26 @@ class Running:
 
     def missing(self) -> Int32s:
         """[num_slots], tokens that are there to be computed; the last of an answer never is."""
-        return np.minimum(self.num_tokens, self.ends) - self.num_computed
+        missing: Int32s = np.minimum(self.num_tokens, self.ends) - self.num_computed
+        if self._num_stepwise:
+            missing[self._held()] = 0
+        return missing
+
+    def waits(self) -> bool:
+        """
+        Whether those that wait for the value of a token in flight are as many as could go now, or more.
+
+        All of them then go in one step, where two groups would go by turns for ever.
+        """
+        if not self._num_stepwise:
+            return False
+        missing = np.minimum(self.num_tokens, self.ends) > self.num_computed
+        held = missing & self._held()
+        return bool(held.any()) and 2 * int(held.sum()) >= int(missing.sum())
+
+    def _held(self) -> NDArray[np.bool_]:
+        held: NDArray[np.bool_] = self._stepwise & (self.num_tokens > self._num_known)
+        return held
 
     def left(self) -> Int32s:
         """[num_slots], tokens that each will probably still get; 0 where nobody knows."""
@@ -152,6 +174,8 @@ class Running:
         self.num_blocks += len(sequence.block_table)
         self._behind[:, slot] = entry.priority > _LEVELS
         self._newest_blocks[slot] = sequence.newest_block
+        self._stepwise[slot] = sequence.grammar is not None
+        self._num_stepwise += sequence.grammar is not None
         self._sequences[slot], self._tables[slot] = sequence, sequence.block_table
         self._order.insert(self.entries.insert_sorted(entry), slot)
         self._slots = self._members = None
@@ -177,6 +201,8 @@ class Running:
         sequence.move_counts(np.empty(3, dtype=np.int32))
         self.num_blocks -= int(self.room[slot]) // self.block_size
         self._columns[:, slot] = self._farthest[slot] = self._expected[slot] = 0
+        self._stepwise[slot] = False
+        self._num_stepwise -= sequence.grammar is not None
 
     def grew(self, slots: NDArray[np.int64], blocks: NDArray[np.int64]) -> None:
         """Note the block that each of these slots' sequences got."""

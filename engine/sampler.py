@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,6 +15,7 @@ from kernels.logprobs import LOGPROB_FLOOR, token_logprobs
 from kernels.penalties import apply_penalties
 from kernels.random_draws import draw_keys
 from kernels.sampling import argmax, sample
+from kernels.token_masks import apply_token_masks
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +85,8 @@ class Sampler:
     """
     Turns logits into tokens by the parameters that the state holds for each slot.
 
-    Logits change in this order: penalties, bias, ends masked under min_tokens, temperature,
-    min-p, top-k, top-p. Log-probabilities are those of the model, before all of it.
+    Logits change in this order: penalties, bias, ends masked under min_tokens, the grammar's mask,
+    temperature, min-p, top-k, top-p. Log-probabilities are those of the model, before all of it.
     """
 
     def __init__(self, state: SamplingState, vocab_size: int) -> None:
@@ -118,6 +120,8 @@ class Sampler:
                 if slot in self.state.masked_ends:
                     # taken off, not set: a NaN or inf there still makes the row fail
                     logits[row, self.state.masked_ends[slot][0]] -= math.inf
+        if features & Feature.GRAMMAR:
+            self._mask(logits, slots)
 
         token_ids = self._draw(logits, index) if features & Feature.RANDOM else argmax(logits)
         self.state.advance(slots, index, token_ids)
@@ -151,6 +155,15 @@ class Sampler:
         chosen = index[rows]
         strengths = self.state.knobs[chosen][:, [REPETITION, PRESENCE, FREQUENCY]]
         apply_penalties(logits, rows, chosen, self.state.in_prompt, self.state.output_counts, strengths)
+
+    def _mask(self, logits: Tensor, slots: Sequence[int]) -> None:
+        grammars = self.state.grammars
+        rows = [row for row, slot in enumerate(slots) if slot in grammars]
+        if rows:
+            # the host fills these in while the device computes the logits
+            masks = np.stack([grammars[slots[row]].mask() for row in rows])
+            sent = self.state.sent
+            apply_token_masks(logits, sent(torch.tensor(rows)), sent(torch.from_numpy(masks)))
 
     def _draw(self, logits: Tensor, index: Tensor) -> Tensor:
         state = self.state

@@ -6,6 +6,7 @@ from enum import IntFlag
 from functools import cached_property
 
 from engine.errors import InvalidParams
+from engine.grammar import Grammar
 
 MAX_LOGPROBS = 20
 GREEDY_TEMPERATURE = 1e-5
@@ -21,6 +22,7 @@ class Feature(IntFlag):
     BIAS = 8
     MIN_TOKENS = 16
     LOGPROBS = 32
+    GRAMMAR = 64
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,7 @@ class SamplingParams:
         skip_special_tokens: Leave special tokens out of the text.
         logprobs: Also give each token's log-probability and that many best others.
         prompt_logprobs: The same for the prompt's tokens; such a prompt skips the prefix cache.
+        grammar: What the whole answer follows; it ends where that is complete, and by EOS nowhere else.
     """
 
     n: int = 1
@@ -68,6 +71,7 @@ class SamplingParams:
     skip_special_tokens: bool = True
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         for name, ok, want in (
@@ -112,4 +116,6 @@ class SamplingParams:
             features |= Feature.MIN_TOKENS
         if self.logprobs is not None:
             features |= Feature.LOGPROBS
+        if self.grammar is not None:
+            features |= Feature.GRAMMAR
         return features

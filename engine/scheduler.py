@@ -141,7 +141,7 @@ class Scheduler:
         """
         queue, entries, claims = self._queue, self._running.entries, self._claims
         in_flight = self._launched > self._completed
-        if queue and in_flight and claims.wait_for_steps(self._completed, self.max_num_batched_tokens):
+        if in_flight and claims.wait_for_steps(self._completed, self.max_num_batched_tokens):
             return None
         plan = Pass(budget=self.max_num_batched_tokens)
         self._policy.plan(queue, self._running, num_free_blocks=self.blocks.num_free_blocks, budget=plan.budget)

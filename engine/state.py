@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
+from engine.grammar import GrammarState
 from engine.request import TokenIds
 from engine.sampling_params import Feature, SamplingParams
 from kernels.random_draws import stream_words
@@ -57,12 +58,22 @@ class SamplingState:
         self.bias: dict[int, tuple[Tensor, Tensor]] = {}
         # slot to (tokens that end the answer, how many more times they are masked)
         self.masked_ends: dict[int, tuple[Tensor, int]] = {}
+        # slot to what says which tokens may follow; moved on by whoever takes in the slot's tokens
+        self.grammars: dict[int, GrammarState] = {}
 
         # [max_num_seqs, vocab_size] bool and int32: 12 MB for 48 slots of 49,152, so made at first use
         self._in_prompt: Tensor | None = None
         self._output_counts: Tensor | None = None
 
-    def join(self, slot: int, params: SamplingParams, index: int, prompt: TokenIds, output: Sequence[int]) -> None:
+    def join(
+        self,
+        slot: int,
+        params: SamplingParams,
+        index: int,
+        prompt: TokenIds,
+        output: Sequence[int],
+        grammar: GrammarState | None = None,
+    ) -> None:
         """
         Give a slot to a sequence, whoever had it before.
 
@@ -70,21 +81,34 @@ class SamplingState:
             index: Which of the request's answers this is.
             prompt: [num_prompt_tokens], at least one token.
             output: Tokens generated so far, all of them known.
+            grammar: Where they stand in the answer's grammar; it says when ends are allowed, in place of min_tokens.
         """
         self.last_token[slot] = int(output[-1] if len(output) else prompt[-1])
         self.positions[slot] = len(output)
         self.streams[slot] = torch.tensor(stream_words(params.seed, index), dtype=torch.int32)
         self.knobs[slot] = torch.tensor(knob_row(params), dtype=torch.float32)
         self.top_k[slot] = min(params.top_k, self.vocab_size)
-        self.remember(slot, params, prompt, output)
+        self.remember(slot, params, prompt, output, grammar)
 
-    def remember(self, slot: int, params: SamplingParams, prompt: TokenIds, output: Sequence[int]) -> None:
+    def remember(
+        self,
+        slot: int,
+        params: SamplingParams,
+        prompt: TokenIds,
+        output: Sequence[int],
+        grammar: GrammarState | None = None,
+    ) -> None:
         """The part of `join` that is no row of a small tensor: for those who write the rows themselves."""
         self.features[slot] = params.features
         self.num_top[slot] = min(params.logprobs or 0, self.vocab_size)
 
         self._set_bias(slot, params)
-        self._set_masked_ends(slot, params, len(output))
+        self.masked_ends.pop(slot, None)
+        self.grammars.pop(slot, None)
+        if grammar is None:
+            self._set_masked_ends(slot, params, len(output))
+        else:
+            self.grammars[slot] = grammar
         if Feature.PENALTY in params.features:
             self._count(slot, prompt, output)
 
@@ -93,6 +117,7 @@ class SamplingState:
         self.features[slot] = Feature.GREEDY
         self.bias.pop(slot, None)
         self.masked_ends.pop(slot, None)
+        self.grammars.pop(slot, None)
 
     def advance(self, slots: Sequence[int], index: Tensor, token_ids: Tensor) -> None:
         """
@@ -144,10 +169,9 @@ class SamplingState:
         inside = {token: bias for token, bias in params.logit_bias.items() if 0 <= token < self.vocab_size}
         if inside:
             values = torch.tensor(list(inside.values()), dtype=torch.float32)
-            self.bias[slot] = (self._known_ids(list(inside)), self._sent(values))
+            self.bias[slot] = (self._known_ids(list(inside)), self.sent(values))
 
     def _set_masked_ends(self, slot: int, params: SamplingParams, num_output: int) -> None:
-        self.masked_ends.pop(slot, None)
         ends = set(params.stop_token_ids)
         if not params.ignore_eos:
             ends |= self.eos_token_ids
@@ -156,9 +180,10 @@ class SamplingState:
 
     def _known_ids(self, ids: TokenIds | Sequence[int]) -> Tensor:
         tokens = torch.as_tensor(ids, dtype=torch.int64)
-        return self._sent(tokens[(tokens >= 0) & (tokens < self.vocab_size)])
+        return self.sent(tokens[(tokens >= 0) & (tokens < self.vocab_size)])
 
-    def _sent(self, values: Tensor) -> Tensor:
+    def sent(self, values: Tensor) -> Tensor:
+        """Values of the host on the device, on their way there at least."""
         # from pageable memory a copy would wait for all the steps in flight
         return values.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else values
 

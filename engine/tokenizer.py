@@ -11,6 +11,7 @@ import tokenizers
 from engine.chat_template import ChatTemplate
 from engine.errors import InvalidText, ModelNotFound, NoChatTemplate
 from engine.request import TokenIds
+from engine.token_bytes import token_bytes
 
 
 class Tokenizer:
@@ -96,6 +97,15 @@ class Tokenizer:
         # after itself: alone, some decoders take the leading space off
         alone = self.decode([token_id], skip_special_tokens=False)
         return self.decode([token_id, token_id], skip_special_tokens=False)[len(alone) :]
+
+    def token_bytes(self, vocab_size: int) -> list[bytes]:
+        """
+        Give the bytes that each of the first ids adds to a text; none for special tokens and holes.
+
+        Raises:
+            GrammarsUnavailable: tokens have no bytes of their own.
+        """
+        return token_bytes(self._backend, vocab_size, self.special_ids)
 
     def _encode(self, text: str, *, add_special_tokens: bool) -> TokenIds:
         try:

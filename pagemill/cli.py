@@ -87,6 +87,11 @@ def submit(
     seed: Annotated[int | None, typer.Option(help="The same seed draws the same tokens.")] = None,
     n: Annotated[int | None, typer.Option(help="Answers to each prompt.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be repeated.")] = None,
+    json_schema: Annotated[
+        str | None, typer.Option(help="The answer is JSON of this schema: a file, or the schema itself.")
+    ] = None,
+    regex: Annotated[str | None, typer.Option(help="The whole answer matches this regular expression.")] = None,
+    choice: Annotated[list[str] | None, typer.Option(help="The answer is one of these; repeat it.")] = None,
     option: Annotated[
         list[str] | None, typer.Option("--option", "-o", help="Any other option, as min_p=0.05; may be repeated.")
     ] = None,
@@ -101,12 +106,13 @@ def submit(
     as_json: AsJson = False,
 ) -> None:
     """Submit a prompt, files, or a file of jobs. Prints the ids, or with --wait the answers."""
-    from pagemill.job_input import prompt_fields, read_assignments, read_json_values
+    from pagemill.job_input import prompt_fields, read_assignments, read_json_values, read_schema
     from pagemill.schema import Job
 
     options = read_json_values(read_assignments(option or (), option="--option"))
     options |= _given(max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k)
-    options |= _given(seed=seed, n=n, stop=stop or None)
+    options |= _given(seed=seed, n=n, stop=stop or None, regex=regex, choice=choice or None)
+    options |= {} if json_schema is None else {"json_schema": read_schema(json_schema)}
     common = _given(options=options or None, model=model, lane=lane, tenant=tenant, timeout_s=timeout_s, batch=batch)
     common |= _given(metadata=read_assignments(metadata or (), option="--metadata") or None, stream=stream or None)
     if jsonl is not None:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from pagemill.errors import InvalidJob
@@ -50,6 +51,22 @@ def read_json_values(pairs: Mapping[str, str]) -> dict[str, Any]:
         except ValueError:
             values[name] = text
     return values
+
+
+def read_schema(text: str) -> Any:
+    """
+    A JSON schema that is given as itself, or as the file that holds it.
+
+    Raises:
+        InvalidJob: it is no JSON, or there is no such file.
+    """
+    is_file = not text.lstrip().startswith("{")
+    try:
+        return json.loads(Path(text).read_bytes() if is_file else text)
+    except OSError as error:
+        raise InvalidJob("invalid_job", f"--json-schema is {text!r}: {error.strerror}") from None
+    except ValueError as error:
+        raise InvalidJob("invalid_grammar", f"--json-schema is no JSON: {error}") from None
 
 
 def read_jsonl(lines: Iterable[bytes], defaults: Mapping[str, Any]) -> Iterator[tuple[int, Job | InvalidJob]]:

@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import from_json
 
 from pagemill.errors import InvalidJob
+from pagemill.grammars import check_grammar
 from pagemill.ids import uuid7
 from pagemill.versions import SCHEMA_VERSION, check_fields, check_version
 
@@ -49,7 +50,11 @@ FailureCode = Literal[
     "lost_payload",
     "engine_error",
     "poison",
+    "invalid_grammar",
 ]
+
+# options of which each binds the whole answer
+GRAMMARS = ("json_schema", "regex", "choice")
 
 _TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Name = Annotated[str, Field(pattern=NAME)]
@@ -90,7 +95,10 @@ class Options(_Wire):
     `max_tokens` counts tokens of one answer. Temperature 0 is greedy. Without a seed the
     queue chooses one when the job is accepted, so that a retry draws the same tokens.
     `truncate` says what happens to a prompt that is too long: an error, or tokens cut from
-    the left or right end. `json_schema` is not supported yet.
+    the left or right end.
+
+    At most one of three binds the whole answer (docs/structured.md): `json_schema`, of which
+    {"type": "object"} is any object; `regex`; `choice`, one of some texts.
     """
 
     model_config = ConfigDict(allow_inf_nan=False)
@@ -118,6 +126,8 @@ class Options(_Wire):
     prompt_logprobs: int | None = Field(None, ge=0, le=20)
     truncate: Literal["error", "left", "right"] = "error"
     json_schema: dict[str, Any] | None = None
+    regex: str | None = None
+    choice: tuple[str, ...] | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -128,6 +138,9 @@ class Options(_Wire):
     def _check(self) -> Self:
         if self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens is {self.min_tokens} and max_tokens {self.max_tokens}: want no more")
+        grammars = [name for name in GRAMMARS if getattr(self, name) is not None]
+        if len(grammars) > 1:
+            raise ValueError(f"{' and '.join(grammars)} are given: want one of them")
         longest = max((_num_bytes(text) for text in self.stop), default=0)
         if longest > MAX_STOP_BYTES:
             raise ValueError(f"a stop string has {longest:,} bytes: want no more than {MAX_STOP_BYTES:,}")
@@ -232,12 +245,14 @@ class Job(_Wire):
         Refuse what the schema can say but no worker of version `taker` can serve.
 
         Raises:
-            InvalidJob: invalid_job, unsupported_version, not_supported or empty_prompt.
+            InvalidJob: invalid_job, unsupported_version, invalid_grammar or empty_prompt.
         """
         check_version(self.version, taker)
-        check_fields(self.version, self.model_fields_set)
-        if self.options.json_schema is not None:
-            raise InvalidJob("not_supported", "options.json_schema is not supported yet: ask for JSON in the prompt")
+        options = self.options
+        # version 1 had json_schema, as a name without use: null says nothing
+        given = [name for name in options.model_fields_set if name != "json_schema" or options.json_schema is not None]
+        check_fields(self.version, [*self.model_fields_set, *(f"options.{name}" for name in given)])
+        check_grammar(options.json_schema, options.regex, options.choice)
         if self.prompt is not None and len(self.prompt) == 0:
             raise InvalidJob("empty_prompt", "the prompt is empty: give at least one character or token")
         if self.messages is not None and len(self.messages) == 0:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.errors import EmptyPrompt, PromptTooLong
+from engine.errors import EmptyPrompt, GrammarsUnavailable, PromptTooLong
 from engine.request import (
     NO_PROGRESS,
     Capacity,
@@ -156,7 +156,10 @@ class FakeEngine:
 
         Raises:
             EmptyPrompt, PromptTooLong: as the real engine does.
+            GrammarsUnavailable: it has a grammar.
         """
+        if request.params.grammar is not None:
+            raise GrammarsUnavailable("the fake engine follows no grammar: leave json_schema, regex and choice out")
         room = self.max_model_len - len(request.prompt)
         if len(request.prompt) == 0:
             raise EmptyPrompt("the prompt has no token")

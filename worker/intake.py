@@ -6,13 +6,17 @@ typed failure of that job alone.
 """
 
 import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 
 import numpy as np
 import structlog
 
 from engine.errors import EmptyPrompt, PromptTooLong, RequestError
+from engine.grammar import Grammar
 from engine.request import Progress, Request, TokenIds
 from engine.sampling_params import SamplingParams
 from pagemill.errors import InvalidJob, NewerVersion, ObjectNotFound, ObjectStoreError, StoreAway
@@ -82,10 +86,12 @@ class Intake:
         """Prepare each delivery by itself; in order, none left out."""
         return [self._prepare(delivery) for delivery in deliveries]
 
-    def checkpoint_meta(self, prompt: TokenIds) -> str:
+    def checkpoint_meta(self, prompt: TokenIds, grammar: Grammar | None = None) -> str:
         """What must be equal for a checkpoint to continue this prompt."""
         digest = hashlib.blake2b(prompt.tobytes(), digest_size=16).hexdigest()
-        return f"{FORMAT}:{self.fingerprint}:{digest}"
+        # another version of the library may take other texts
+        library = f":{_grammar_library()}" if grammar is not None else ""
+        return f"{FORMAT}:{self.fingerprint}:{digest}{library}"
 
     def _prepare(self, delivery: Delivery) -> Prepared:
         job = None
@@ -153,7 +159,7 @@ class Intake:
     def _resumed(self, delivery: Delivery, prompt: TokenIds, options: Options) -> tuple[Progress, ...]:
         if not delivery.checkpoint:
             return ()
-        if delivery.checkpoint_meta != self.checkpoint_meta(prompt):
+        if delivery.checkpoint_meta != self.checkpoint_meta(prompt, grammar_of(options)):
             log.info("job.checkpoint_ignored", job_id=delivery.job_id, why="another model or prompt")
             return ()
         try:
@@ -223,4 +229,25 @@ def sampling_params(options: Options, seed: int) -> SamplingParams:
         skip_special_tokens=options.skip_special_tokens,
         logprobs=options.logprobs,
         prompt_logprobs=options.prompt_logprobs,
+        grammar=grammar_of(options),
     )
+
+
+def grammar_of(options: Options) -> Grammar | None:
+    """What binds a job's answers; None where nothing does."""
+    if options.json_schema is not None:
+        # in the schema's own order, in which properties are written
+        return Grammar("json_schema", json.dumps(options.json_schema))
+    if options.regex is not None:
+        return Grammar("regex", options.regex)
+    if options.choice is not None:
+        return Grammar("choice", json.dumps(options.choice))
+    return None
+
+
+@cache
+def _grammar_library() -> str:
+    try:
+        return f"xgrammar-{version('xgrammar')}"
+    except PackageNotFoundError:
+        return "none"

@@ -154,7 +154,7 @@ class Leases:
             # another renewal may have saved it while we asked
             if held is not None and held.request is not None and known[job_id] == tuple(held.saved.num_tokens):
                 held.saved.add(answers)
-                held.meta = held.meta or self._intake.checkpoint_meta(held.request.prompt)
+                held.meta = held.meta or self._intake.checkpoint_meta(held.request.prompt, held.request.params.grammar)
         return {
             job_id: Checkpoint(held.saved.num_bytes, held.saved.unsaved, held.meta)
             for job_id, held in self._held.items()

@@ -6,7 +6,7 @@ from engine import request as engine_types
 from engine.request import FinishReason, RequestOutput
 from pagemill.messages import Delivery
 from pagemill.schema import Completion, Failure, Result, ResultStatus, TokenLogprob, Usage
-from pagemill.versions import SCHEMA_VERSION
+from pagemill.versions import SCHEMA_VERSION, code_for
 from worker.engine_port import Tokenizer
 
 
@@ -40,8 +40,11 @@ class ResultMaker:
         completions = output.completions if output else ()
         if errors := errors_in(output) if output else []:
             status, failure, completions = "failed", Failure(code="engine_error", message="; ".join(errors)), ()
+        version = max(1, min(delivery.version, SCHEMA_VERSION))
+        if failure is not None:
+            failure = failure.model_copy(update={"code": code_for(version, failure.code)})
         return Result(
-            version=max(1, min(delivery.version, SCHEMA_VERSION)),
+            version=version,
             job_id=delivery.job_id,
             status=status,
             completions=tuple(map(self._completion, completions)),

@@ -77,6 +77,7 @@ class StepLoop:
                 self._meter.spend(self._clock() - began)
                 self._turn.finished += map(self._metered, outputs.finished)
                 self._turn.deltas += outputs.deltas
+                self._refuse(outputs.rejected)
             self._publish()
 
     def add(self, requests: Sequence[Request]) -> None:
@@ -89,6 +90,12 @@ class StepLoop:
             else:
                 self._turn.added.append(request.request_id)
                 self._meter.enter(request.request_id)
+
+    def _refuse(self, rejected: Iterable[tuple[str, RequestError]]) -> None:
+        """Pass on which requests turned out to be none after they were taken, as those with a wrong grammar do."""
+        for name, error in rejected:
+            self._meter.leave(name)
+            self._turn.rejected.append((name, error))
 
     def abort(self, request_ids: Sequence[str], *, unstarted_only: bool) -> dict[str, RequestOutput]:
         """Take requests out of the engine, those that are in it; see `EngineDoor.abort`."""

@@ -16,6 +16,7 @@ from engine.cuda.graphs import DecodeGraphs, Sampling
 from engine.cuda.kv_cache import CudaKVCache
 from engine.cuda.plan import PackedPrefill, PackedStep, PrefillSections, StepPacker
 from engine.cuda.transfer import CudaEvent, Event, HostBuffers, MakeEvent, Transfers, record_timed_event, to_host
+from engine.grammar import AnyText
 from engine.model.decoder import Decoder
 from engine.request import Step, StepResult, TokenLogprob
 from engine.sampler import LogprobRows, Sampled, Sampler
@@ -26,7 +27,7 @@ from kernels.sampling import argmax, sample_slots
 from kernels.step_state import JOIN_COLUMNS, DecodeInputs, begin_decode, end_step, join_slots, scatter
 
 # what a graph cannot do: it needs the host's knowledge of single rows
-EAGER_SAMPLING = Feature.PENALTY | Feature.BIAS | Feature.MIN_TOKENS | Feature.LOGPROBS
+EAGER_SAMPLING = Feature.PENALTY | Feature.BIAS | Feature.MIN_TOKENS | Feature.LOGPROBS | Feature.GRAMMAR
 
 # cached tokens whose reading costs as much as a row of padding: an estimate, between the 900 that a row's products
 # make in an 8b model and nothing, as products are cut into tiles of rows
@@ -185,7 +186,8 @@ class CudaModelRunner:
         prompt = np.zeros(1, dtype=np.int32)
         state.join(slot, params, 0, prompt, [])
         logits = self.model.logits(hidden)
-        self.sampler.sample(logits, [slot] * len(logits), params.features)
+        state.grammars[slot] = AnyText(self.sampler.vocab_size)
+        self.sampler.sample(logits, [slot] * len(logits), params.features | Feature.GRAMMAR)
         state.leave(slot)
         state.join(slot, SamplingParams(), 0, prompt, [])
 
@@ -231,7 +233,9 @@ class CudaModelRunner:
         for chunk in step.prefill_chunks:
             if chunk.join:
                 sequence = chunk.sequence
-                self.sampler.state.remember(sequence.slot, sequence.params, sequence.prompt, sequence.output)
+                self.sampler.state.remember(
+                    sequence.slot, sequence.params, sequence.prompt, sequence.output, sequence.grammar
+                )
                 self._features[sequence.slot] = sequence.params.features
                 self.cascade.join(sequence.slot, sequence.block_table)
 

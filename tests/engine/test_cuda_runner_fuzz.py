@@ -24,6 +24,7 @@ from engine.request import Completion, FinishReason, Progress, Request, RequestO
 from engine.sampling_params import SamplingParams
 from tests.support.answers import run_all
 from tests.support.cuda_engine import MAX_MODEL_LEN, make_engine
+from tests.support.grammars import CHOICE, DIGITS, JSON, LETTERS, follows, spell
 from tests.support.tiny_models import VOCAB, save_tiny_model
 
 KINDS = (
@@ -36,6 +37,11 @@ KINDS = (
     {"prompt_logprobs": 2, "logprobs": 1},
     {"min_tokens": 5, "logit_bias": {3: 6.0, 17: 2.0}},
     {"n": 3, "temperature": 1.0, "seed": 7},
+    {"grammar": JSON, "temperature": 1.0, "seed": 8, "logprobs": 2},
+    {"grammar": DIGITS, "min_tokens": 4},
+    {"grammar": LETTERS, "n": 2, "temperature": 1.5, "seed": 9, "top_k": 9, "logit_bias": {3: 4.0}},
+    {"grammar": LETTERS, "repetition_penalty": 1.5, "ignore_eos": True, "min_tokens": 3},
+    {"grammar": CHOICE, "temperature": 1.0, "seed": 4, "top_p": 0.8},
 )
 PROMPT_LENGTHS = (1, 2, 3, 4, 5, 8, 9, 15, 16, 17, 33, 70, MAX_MODEL_LEN - 1)
 
@@ -51,7 +57,8 @@ def make_requests(rng: random.Random, *, alike: bool) -> list[Request]:
         ends = tuple(rng.sample(range(4, VOCAB), rng.choice((0, 0, 12))))
         params = SamplingParams(max_tokens=rng.randint(5, 30), stop_token_ids=ends, **rng.choice(KINDS))  # type: ignore[arg-type]
         resumed = ()
-        if rng.random() < 0.2:
+        # what is resumed here is any tokens, which a grammar would not take
+        if rng.random() < 0.2 and params.grammar is None:
             resumed = tuple(
                 Progress(tuple(rng.randrange(4, VOCAB) for _ in range(rng.randint(0, 4)))) for _ in range(params.n)
             )
@@ -131,6 +138,28 @@ def check_books(engine: LLMEngine) -> None:
     runner.launch = checked  # type: ignore[method-assign]
 
 
+def taken_up(request: Request, expected: RequestOutput, rng: random.Random) -> Request:
+    """Some of the requests in a grammar with what another engine has made of them before it died."""
+    if request.params.grammar is None or rng.random() < 0.5:
+        return request
+    pieces = []
+    for answer in expected.completions:
+        stop = rng.randint(0, len(answer.token_ids))
+        logprobs = answer.logprobs[:stop] if answer.logprobs is not None else ()
+        pieces.append(Progress(answer.token_ids[:stop], logprobs))
+    return replace(request, resumed=tuple(pieces))
+
+
+def assert_follows(request: Request, answer: Completion) -> None:
+    """What ended by itself is a text of the grammar."""
+    assert answer.finish_reason is not FinishReason.ERROR, answer.error
+    if request.params.grammar is not None and answer.finish_reason is FinishReason.STOP:
+        ended = answer.token_ids[-1] in request.params.stop_token_ids
+        text = spell(answer.token_ids[:-1] if ended else answer.token_ids)
+        # a token that the job named as an end may stand inside
+        assert ended or follows(request.params.grammar, text), text
+
+
 def check(folders: list[Path], seed: int) -> None:
     rng = random.Random(seed)
     folder = rng.choice(folders)
@@ -140,6 +169,7 @@ def check(folders: list[Path], seed: int) -> None:
     undisturbed = [replace(request, priority=0) for request in requests]
     large = make_engine(folder, cuda=False, num_blocks=800, budget=400, dtype=torch.float64, fp8=fp8)
     expected = run_all(large, undisturbed)
+    requests = [taken_up(request, expected[request.request_id], rng) for request in requests]
     block_size = rng.choice((1, 3, 4, 16))
     longest = -(-MAX_MODEL_LEN // block_size)
     engine = make_engine(
@@ -165,6 +195,7 @@ def check(folders: list[Path], seed: int) -> None:
         finished += not aborted
         for one, other in zip(want.completions, output.completions, strict=True):
             assert_answer(one, other)
+            assert_follows(request, other)
         assert_prompt_logprobs(want, output, whole=not aborted)
     blocks = engine._scheduler.blocks
     assert blocks.num_free_blocks == blocks.num_usable_blocks

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from engine.block_manager import BlockManager
 from engine.entries import Entry
+from engine.grammar import AnyText
 from engine.pacing import Pacing
 from engine.policy import Headroom, PreemptionPolicy
 from engine.prefix import blake2b_128, xxh3_128
@@ -67,6 +68,7 @@ class World:
     turns: Turns
     alive: dict[str, list[Sequence]]
     everyone: list[Sequence]
+    bound: float
 
 
 def is_eos(token: int) -> bool:
@@ -133,7 +135,8 @@ def worlds(draw: st.DrawFn) -> World:
     )
     runner = FakeRunner(num_blocks=num_blocks, block_size=block_size, num_host_blocks=num_host_blocks)
     turns = Turns(scheduler, runner, depth=draw(st.sampled_from([2, 3, 1])), ends=ends)
-    return World(random.Random(draw(st.integers(0, 2**32))), blocks, headroom, policy, scheduler, turns, {}, [])
+    rng, bound = random.Random(draw(st.integers(0, 2**32))), draw(st.sampled_from([0.0, 0.3, 1.0]))
+    return World(rng, blocks, headroom, policy, scheduler, turns, {}, [], bound)
 
 
 def add_request(world: World, number: int) -> None:
@@ -179,7 +182,11 @@ def add_alike(world: World, number: int) -> None:
 
 
 def submit(world: World, request: Request) -> None:
-    sequences = world.alive[request.request_id] = [Sequence(request, index) for index in range(request.params.n)]
+    # some cannot go on before the value of their last token is known
+    grammar = AnyText(1000) if world.rng.random() < world.bound else None
+    sequences = world.alive[request.request_id] = [
+        Sequence(request, index, grammar) for index in range(request.params.n)
+    ]
     for sequence in sequences:
         world.scheduler.add(sequence)
         world.everyone.append(sequence)

@@ -12,6 +12,7 @@ from kernels.logprobs import token_logprobs, token_logprobs_reference
 from kernels.penalties import apply_penalties, apply_penalties_reference
 from kernels.random_draws import draw_keys
 from kernels.sampling import argmax, argmax_reference, sample, sample_reference, sample_slots, sample_slots_reference
+from kernels.token_masks import apply_token_masks, apply_token_masks_reference
 from tests.support.sampling import columns_of, keys_of, mixed_logits, mixed_options
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
@@ -150,3 +151,19 @@ def test_penalties_are_those_of_the_reference(make: Callable[[], Tensor]) -> Non
     apply_penalties(logits, rows, slots, in_prompt, counts, strengths)
 
     torch.testing.assert_close(expected, logits, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("vocab", [VOCAB, 49_152, 151_643])
+def test_token_masks_are_those_of_the_reference(vocab: int) -> None:
+    """
+    In place, named rows alone, also where the vocabulary ends inside a word.
+    """
+    logits = torch.randn(64, vocab + 37, device="cuda")
+    rows = torch.randperm(64, device="cuda")[:20]
+    masks = torch.randint(-(2**31), 2**31, (20, -(-vocab // 32)), device="cuda").to(torch.int32)
+    expected = logits.clone()
+    apply_token_masks_reference(expected[:, :vocab], rows, masks)
+
+    apply_token_masks(logits[:, :vocab], rows, masks)
+
+    assert torch.equal(expected, logits)

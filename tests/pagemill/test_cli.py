@@ -79,6 +79,35 @@ def test_submit_prints_an_id_whose_result_can_be_fetched(queue: SimpleNamespace,
     assert (0, "HELLO\n", "") == run("result", "--wait", job_id.strip())
 
 
+def test_answers_are_bound_by_options(queue: SimpleNamespace, run: Run, tmp_path: Path) -> None:
+    """
+    A schema as itself or in a file, a regex, or choices; mistakes are told before anything is sent.
+    """
+    schema = {"type": "object", "properties": {"b": {"type": "null"}, "a": {"type": "null"}}}
+    file = tmp_path / "schema.json"
+    file.write_text(json.dumps(schema))
+    given: dict[tuple[str, ...], tuple[str, object]] = {
+        ("--json-schema", json.dumps(schema)): ("json_schema", schema),
+        ("--json-schema", str(file)): ("json_schema", schema),
+        ("--regex", "[a-z]+"): ("regex", "[a-z]+"),
+        ("--choice", "yes", "--choice", "no"): ("choice", ("yes", "no")),
+    }
+
+    for arguments, (name, value) in given.items():
+        assert 0 == run("submit", "hello", *arguments)[0]
+        [job] = answer(queue, echo)
+        assert value == getattr(job.options, name)
+    for arguments, told in (
+        (("--json-schema", "{no json"), "--json-schema is no JSON"),
+        (("--json-schema", "nowhere.json"), "No such file"),
+        (("--json-schema", '{"not": {}}'), "options.json_schema at #: not is not supported"),
+        (("--regex", r"\bword"), "word boundaries"),
+        (("--regex", "a", "--choice", "b"), "regex and choice are given"),
+    ):
+        code, _, error = run("submit", "hello", *arguments)
+        assert (1, True) == (code, told in error), error
+
+
 def test_raw_text_files_and_standard_input_are_prompts(queue: SimpleNamespace, run: Run, tmp_path: Path) -> None:
     """
     Several sources in one call are one job each, in order; --raw leaves the template out.

@@ -17,9 +17,9 @@ from pagemill.keys import QueueKeys
 from pagemill.messages import Accepted, Delivery
 from pagemill.obituary import report_death
 from pagemill.raw import RawEntry, Refusal
-from pagemill.schema import Failure, FailureCode, Job, Result, Usage
+from pagemill.schema import GRAMMARS, Failure, FailureCode, Job, Options, Result, Usage
 from pagemill.scripts import Script, load, run
-from pagemill.versions import JOB_FIELDS_SINCE, SCHEMA_VERSION, taken_by
+from pagemill.versions import JOB_FIELDS_SINCE, SCHEMA_VERSION, code_for, taken_by
 from tests.support.servers import MakeConsumer, a_job
 from tests.support.wire import FIELDS_OF_1, JOBS_OF_1, RECORD, RESULTS_OF_1, unknown_to_1
 
@@ -64,11 +64,45 @@ def test_what_was_added_since_version_1_is_known() -> None:
     """
     A field that is added to a job without a version of its own breaks here: old workers would refuse it.
     """
-    assert {"batch": 2} == JOB_FIELDS_SINCE
-    assert set(JOB_FIELDS_SINCE) == set(Job.model_fields) - FIELDS_OF_1["Job"]
+    grammars = {f"options.{name}" for name in GRAMMARS}
+    assert {"batch": 2, **dict.fromkeys(grammars, 2)} == JOB_FIELDS_SINCE
+    assert set(JOB_FIELDS_SINCE) - grammars == set(Job.model_fields) - FIELDS_OF_1["Job"]
+    # json_schema was a name without use
+    assert {"regex", "choice"} == set(Options.model_fields) - FIELDS_OF_1["Options"]
     assert {"gpu_ms"} == set(Usage.model_fields) - FIELDS_OF_1["Usage"]
     assert set() == set(Result.model_fields) - FIELDS_OF_1["Result"]
-    assert {"poison"} == set(get_args(FailureCode)) - set(RECORD["codes"])
+    assert {"poison", "invalid_grammar"} == set(get_args(FailureCode)) - set(RECORD["codes"])
+
+
+@pytest.mark.parametrize("code", sorted(set(get_args(FailureCode)) - {"poison"}))
+def test_a_failure_of_a_version_1_job_has_a_code_that_its_reader_knows(code: str) -> None:
+    """
+    What came later is told by the nearest code of then; that of poison is written by a script.
+    """
+    assert code == code_for(SCHEMA_VERSION, code)
+    assert code_for(1, code) in RECORD["codes"]
+    assert (code in RECORD["codes"]) == (code == code_for(1, code))
+
+
+@pytest.mark.parametrize("options", [{"json_schema": {}}, {"regex": "a"}, {"choice": ["a"]}])
+def test_a_job_of_version_1_has_no_grammar(options: dict[str, object]) -> None:
+    """
+    Its number would promise an older worker what that cannot read.
+    """
+    job = {"prompt": "x", "options": options}
+    assert Job.build(**job).options.model_fields_set == options.keys()
+
+    with pytest.raises(InvalidJob, match=r"options\.\w+: came with version 2, and the job says 1") as caught:
+        Job.build(version=1, **job)
+
+    assert "invalid_job" == caught.value.code
+
+
+def test_a_schema_of_null_was_no_schema() -> None:
+    """
+    Version 1 took that, so its jobs may have it.
+    """
+    assert Job.parse(b'{"version":1,"prompt":"x","options":{"json_schema":null}}').options.json_schema is None
 
 
 def test_a_result_of_version_1_says_only_what_that_knew() -> None:

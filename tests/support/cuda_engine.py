@@ -19,6 +19,7 @@ from engine.queue_policy import queue_policy
 from engine.sampler import Sampler
 from engine.scheduler import Scheduler
 from engine.state import SamplingState
+from tests.support import grammars
 from tests.support.tiny_models import VOCAB
 
 MAX_NUM_SEQS = 6
@@ -101,4 +102,5 @@ def make_engine(
         model_name="tiny",
         fingerprint="",
         depth=depth if cuda else 1,
+        grammars=grammars.compiler(),
     )

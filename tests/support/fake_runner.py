@@ -163,6 +163,7 @@ class FakeRunner:
         known = min(stop, sequence.num_known)
         tokens = sequence.token_ids(start, known).tolist() if start < known else []
         if stop > max(start, known):
+            assert sequence.grammar is None, f"{sequence} goes on without the token that its grammar has to see"
             # a token in flight is known to the device alone
             assert stop - max(start, known) == 1, f"{sequence} computes tokens that nobody knows"
             tokens.append(self._last_token[sequence.slot])

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from engine.errors import InvalidGrammar
 from engine.request import Request, RequestOutput, StepOutputs
 from engine.sampling_params import SamplingParams
 from tests.support.engine_thread import EngineThread
@@ -90,6 +91,32 @@ def test_a_refused_request_does_not_stop_the_others() -> None:
 
     assert [("long", "prompt_too_long")] == [(name, e.code) for turn in recorder.turns for name, e in turn.rejected]
     assert ["good"] == recorder.finished
+
+
+class Doubtful(FakeEngine):
+    """An engine that finds out about some requests in a step."""
+
+    def step(self) -> StepOutputs:
+        if self.abort("doubtful") is None:
+            return super().step()
+        return StepOutputs(rejected=(("doubtful", InvalidGrammar("no text follows it")),))
+
+
+def test_a_request_that_is_refused_by_a_step_is_told_as_one() -> None:
+    """
+    It was added before, and takes no share of the engine's time any more.
+    """
+
+    async def story(recorder: Recorder) -> None:
+        recorder.thread.add([request("doubtful"), request("good")])
+        await recorder.until(lambda: recorder.finished)
+
+    recorder = play(Doubtful(), story)
+
+    rejected = [(name, error.code) for turn in recorder.turns for name, error in turn.rejected]
+    assert [("doubtful", "invalid_grammar")] == rejected
+    assert ["good"] == recorder.finished
+    assert ["doubtful", "good"] == [name for turn in recorder.turns for name in turn.added]
 
 
 def test_a_call_runs_between_steps_and_brings_its_result() -> None:

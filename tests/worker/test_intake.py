@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from engine.errors import EmptyPrompt, PromptTooLong
+from engine.grammar import Grammar
 from engine.request import FinishReason, Progress
 from pagemill.messages import Delivery
 from pagemill.object_store import FileStore
@@ -150,6 +151,63 @@ def test_a_checkpoint_of_this_prompt_and_model_is_resumed() -> None:
 
     assert tuple(answers) == accepted(one, mine).request.resumed
     assert [(), (), ()] == [accepted(one, other).request.resumed for other in others]
+
+
+def test_grammars_come_as_the_engine_takes_them() -> None:
+    """
+    A schema as JSON with its properties in their order, choices as a JSON array; without them there is none.
+    """
+    schema = {"type": "object", "properties": {"b": {"type": "null"}, "a": {"type": "null"}}}
+    given: dict[str, tuple[Any, str]] = {
+        "json_schema": (schema, json.dumps(schema)),
+        "regex": ("a|b", "a|b"),
+        "choice": (["yes", "nö"], json.dumps(["yes", "nö"])),
+    }
+
+    for kind, (value, text) in given.items():
+        job = delivery(json.dumps({"prompt": "hi", "options": {kind: value}}).encode())
+        assert Grammar(kind, text) == accepted(intake(), job).request.params.grammar  # type: ignore[arg-type]
+    assert accepted(intake(), delivery(payload(prompt="hi"))).request.params.grammar is None
+
+
+def test_a_checkpoint_of_another_grammar_library_is_not_resumed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    It might not take the tokens that are there; answers without a grammar do not depend on it.
+    """
+    one, prompt, options = intake(), ByteTokenizer().encode("hi"), {"regex": "a*"}
+    mine = delivery(
+        json.dumps({"prompt": "hi", "options": options}).encode(),
+        checkpoint=encode(0, Progress((97,))),
+        checkpoint_meta=one.checkpoint_meta(prompt, Grammar("regex", "a*")),
+    )
+    plain = checkpointed(one, [Progress((97,))])
+
+    assert (Progress((97,)),) == accepted(one, mine).request.resumed
+
+    monkeypatch.setattr("worker.intake._grammar_library", lambda: "xgrammar-9.9")
+    assert () == accepted(one, mine).request.resumed
+    assert (Progress((97,)),) == accepted(one, plain).request.resumed
+
+
+@pytest.mark.parametrize(
+    ("version", "options", "code"),
+    [
+        (1, {"json_schema": {}}, "invalid_job"),
+        (1, {"regex": "a"}, "invalid_job"),
+        (2, {"regex": "a(?=b)"}, "invalid_grammar"),
+        (2, {"regex": "a", "choice": ["a"]}, "invalid_job"),
+    ],
+)
+def test_a_grammar_that_none_can_follow_is_refused(version: int, options: dict[str, Any], code: str) -> None:
+    """
+    Also of a program without our client, and of a version that had no grammars.
+    """
+    (prepared,) = intake().prepare(
+        [delivery(json.dumps({"version": version, "prompt": "x", "options": options}).encode())]
+    )
+
+    assert isinstance(prepared, Refused)
+    assert code == prepared.failure.code
 
 
 def test_a_checkpoint_that_cannot_be_read_is_not_used() -> None:

@@ -46,7 +46,7 @@ BAD_OPTIONS = {
     "max_tokens_0": ({"max_tokens": 0}, "invalid_job"),
     "negative_temperature": ({"temperature": -0.5}, "invalid_job"),
     "unknown_option": ({"temprature": 1.0}, "invalid_job"),
-    "json_schema": ({"json_schema": {"type": "object"}}, "not_supported"),
+    "grammar_of_a_later_version": ({"json_schema": {"type": "object"}}, "invalid_job"),
     "token_id_outside": ({"stop": [""]}, "invalid_job"),
 }
 
@@ -65,6 +65,8 @@ def bad_payloads() -> dict[str, tuple[bytes, str]]:
         "ten_megabytes": (b'{"version":1,"prompt":"' + b"x" * 10_000_000 + b'"}', "payload_too_large"),
         "unknown_model": (b'{"version":1,"prompt":"x","model":"gpt-0"}', "unknown_model"),
         "token_ids": (b'{"version":1,"prompt":[1,2,99999999999]}', "invalid_job"),
+        "no_grammars_here": (b'{"prompt":"x","options":{"regex":"a"}}', "not_supported"),
+        "no_regex": (b'{"prompt":"x","options":{"regex":"a("}}', "invalid_grammar"),
         "no_store": (b'{"version":1,"prompt":"x","result_store":"object"}', "not_supported"),
     }
 

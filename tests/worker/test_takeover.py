@@ -34,8 +34,17 @@ KINDS: list[dict[str, Any]] = [
     {"n": 2, "logprobs": 2},
     {"prompt_logprobs": 1, "logprobs": 0},
     {"stop": ["\n\n\n\n"], "min_tokens": 20},
+    # a text that has no end of its own
+    {"regex": "([a-z]{3,7}, )*", "n": 2},
 ]
-PROMPTS = ("Once upon a time", "The sea at night", "A letter to a friend:", "How bread is made.", "Why do stars shine?")
+PROMPTS = (
+    "Once upon a time",
+    "The sea at night",
+    "A letter to a friend:",
+    "How bread is made.",
+    "Why do stars shine?",
+    "A list of words:",
+)
 
 # when a worker is killed, each of its answers has so many tokens more than it began with
 TOKENS_TO_KILL = 30

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from kernels.cuda import argmax, logprobs, penalties, sampling
+from kernels.cuda import argmax, logprobs, penalties, sampling, token_masks
 from tests.support.compile import MAX_SHARED_BYTES, Compiled, compile_sm90
 
 OPTIONS = {
@@ -82,7 +82,7 @@ def test_filtered_rows_come_by_asynchronous_copies(dtype: str, shift: int) -> No
     assert compiled.count("cp.async.cg") > 0
 
 
-def test_logprobs_and_penalties_fit_in_registers() -> None:
+def test_logprobs_penalties_and_masks_fit_in_registers() -> None:
     """
     Neither spills.
     """
@@ -100,4 +100,10 @@ def test_logprobs_and_penalties_fit_in_registers() -> None:
         | {"strengths_ptr": "*fp32", "prompt_stride": "i32:16", "counts_stride": "i32:16", "strengths_stride": "i32"},
         {"BLOCK": penalties.BLOCK},
         penalties.NUM_WARPS,
+    )
+    _compile(
+        token_masks._masks_kernel,
+        {"logits_ptr": "*fp32", "rows_ptr": "*i64", "masks_ptr": "*i32", "mask_stride": "i32"},
+        {"BLOCK": token_masks.BLOCK},
+        token_masks.NUM_WARPS,
     )

@@ -1,0 +1,141 @@
+"""
+Whatever schema or regex a submit lets through, every text that its grammar lets through is right by it.
+
+The texts are random walks through the grammar's masks, over a vocabulary of single bytes and of pieces
+that span several parts of JSON; another library validates.
+"""
+
+import json
+import random
+import re
+
+import jsonschema
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from engine.errors import InvalidGrammar
+from engine.grammar import Grammar, GrammarState
+from engine.grammar_compiler import GrammarCompiler
+from engine.sampling_params import SamplingParams
+from pagemill.json_schemas import check_json_schema
+from pagemill.regexes import check_regex
+from tests.support.random_schemas import random_schema
+
+PIECES = [bytes([byte]) for byte in range(256)]
+PIECES += [
+    b'{"',
+    b'": ',
+    b'", "',
+    b'"}',
+    b"}}",
+    b"]}",
+    b'"]',
+    b", ",
+    b"null",
+    b"true",
+    b"false",
+    b"10",
+    b"\\n",
+    b"\n\n",
+]
+PIECES += [b'\\"', b'":', b"a.b", b"-1", b".5", b"00", b"ab", "é".encode(), "東京".encode()]
+# the end has no text
+EOS = len(PIECES)
+PIECES += [b""]
+CLOSERS = [PIECES.index(piece) for piece in (b'"', b"}", b"]", b'"}', b'"]', b", ", b'", "', b"]}")]
+WALKS = 4
+LONGEST = 120
+
+
+@pytest.fixture(scope="module")
+def compiler() -> GrammarCompiler:
+    return GrammarCompiler(lambda: list(PIECES), {EOS})
+
+
+def walk(state: GrammarState, rng: random.Random) -> str | None:
+    """A text of the grammar; None where it has become too long, or cannot go on for want of tokens."""
+    text = b""
+    for _ in range(LONGEST):
+        bits = np.unpackbits(state.mask().view(np.uint8), bitorder="little")
+        if bits[EOS] and (state.exhausted or rng.random() < 0.3):
+            # of bytes alone the library takes some that are no UTF-8, as overlong forms, which models do not write
+            return text.decode() if is_utf8(text) else None
+        if state.stuck:
+            break
+        bits[EOS] = 0
+        closing = [token for token in CLOSERS if bits[token]]
+        some = rng.choice(closing) if closing and rng.random() < 0.5 else int(rng.choice(np.flatnonzero(bits)))
+        assert state.accept(some)
+        text += PIECES[some]
+    return None
+
+
+def is_utf8(text: bytes) -> bool:
+    return text == text.decode(errors="replace").encode()
+
+
+def check(compiler: GrammarCompiler, seed: int) -> None:
+    rng = random.Random(seed)
+    schema = random_schema(rng, 3)
+    try:
+        check_json_schema(schema)
+    except ValueError:
+        return
+    try:
+        grammar = compiler.submit(Grammar("json_schema", json.dumps(schema))).result(60)
+    except InvalidGrammar as error:
+        raise AssertionError(f"a submit lets through what the library refuses: {schema}") from error
+    for _ in range(WALKS):
+        text = walk(grammar.start(SamplingParams()), rng)
+        if text is not None:
+            jsonschema.Draft202012Validator(schema).validate(json.loads(text))
+
+
+def random_regex(rng: random.Random, depth: int) -> str:
+    """Of what a submit lets through, where it means the same to Python."""
+    atoms = ["a", "b", "[ab]", "[^a]", r"\d", r"[\d_-]", r"\.", "é", "[a-c]", r"\x41", r"\u6771", '"', "]", r"\\", "東"]
+    parts = []
+    for _ in range(rng.randint(1, 4)):
+        inner = rng.choice(atoms)
+        if depth and rng.random() < 0.4:
+            inner = rng.choice(("({})", "(?:{})")).format(random_regex(rng, depth - 1))
+        parts.append(inner + rng.choice(("", "", "*", "+", "?", "{2}", "{1,3}", "{2,}", "*?")))
+    pattern = "".join(parts)
+    return rng.choice((pattern, pattern, f"{pattern}|{rng.choice(atoms)}"))
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(seed=st.integers(0, 2**32))
+def test_texts_of_a_regex_match_it(compiler: GrammarCompiler, seed: int) -> None:
+    """
+    As a whole, by another implementation.
+    """
+    rng = random.Random(seed)
+    pattern = random_regex(rng, 2)
+    check_regex(pattern)
+    grammar = compiler.submit(Grammar("regex", pattern)).result(60)
+    for _ in range(WALKS):
+        text = walk(grammar.start(SamplingParams()), rng)
+        assert text is None or re.fullmatch(pattern, text, re.DOTALL), (pattern, text)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(seed=st.integers(0, 2**32))
+def test_texts_of_a_schemas_grammar_validate(compiler: GrammarCompiler, seed: int) -> None:
+    """
+    The library enforces every keyword that is let through, and refuses none.
+    """
+    check(compiler, seed)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@settings(max_examples=3_000, deadline=None, suppress_health_check=list(HealthCheck))
+@given(seed=st.integers(0, 2**32))
+def test_texts_of_many_schemas_validate(compiler: GrammarCompiler, seed: int) -> None:
+    """
+    The same for many more, new ones in every run.
+    """
+    check(compiler, seed)

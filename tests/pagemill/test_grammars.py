@@ -1,0 +1,229 @@
+"""Which schemas, regular expressions and choices a submit lets through."""
+
+from typing import Any
+
+import pytest
+
+from pagemill.errors import InvalidJob
+from pagemill.grammars import MAX_CHOICES, check_grammar
+from pagemill.json_schemas import check_json_schema
+from pagemill.regexes import MAX_REGEX_BYTES, check_regex
+
+INTEGER = {"type": "integer"}
+
+
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {}
+    for _ in range(depth - 1):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
+GOOD_SCHEMAS: list[dict[str, Any]] = [
+    {},
+    {"type": "object"},
+    {"title": "t", "description": "d", "default": 3, "$schema": "s", "$id": "http://a/b", "x-own": 1, **INTEGER},
+    {"type": ["string", "null"], "maxLength": 5},
+    {"type": "string", "pattern": "^[a-z]+$"},
+    {"type": "string", "format": "date"},
+    {"type": "integer", "minimum": 3, "exclusiveMaximum": 5.0},
+    {"type": "integer", "multipleOf": 5},
+    {"type": "number", "minimum": 0.5, "maximum": 0.5},
+    {"type": "array", "items": {"type": "null"}, "minItems": 2, "maxItems": 2},
+    {"type": "array", "prefixItems": [INTEGER, {}], "items": False, "minItems": 2},
+    {"properties": {"a": INTEGER, "b": True}, "required": ["a"], "additionalProperties": {"type": "string"}},
+    {"enum": ["a", 1, None]},
+    {"type": "string", "enum": ["a"]},
+    {"type": "number", "const": 1},
+    {"anyOf": [INTEGER, {"type": "null"}], "default": None, "title": "An optional"},
+    {"allOf": [{"$ref": "#/$defs/a"}], "$defs": {"a": INTEGER}},
+    {"$ref": "#/definitions/a", "definitions": {"a": {"$ref": "#/definitions/b"}, "b": INTEGER}},
+    {"type": "object", "properties": {"child": {"$ref": "#"}}},
+    {"oneOf": [INTEGER, {"type": "string"}, {"type": ["null", "boolean"]}]},
+    {"oneOf": [{"const": "a"}, {"enum": ["b", "c"]}]},
+    {
+        "oneOf": [{"$ref": "#/$defs/cat"}, {"$ref": "#/$defs/dog"}],
+        "discriminator": {"propertyName": "kind"},
+        "$defs": {
+            kind: {"type": "object", "properties": {"kind": {"const": kind}}, "required": ["kind"]}
+            for kind in ("cat", "dog")
+        },
+    },
+    nested(64),
+]
+
+
+@pytest.mark.parametrize("schema", GOOD_SCHEMAS, ids=[str(schema)[:40] for schema in GOOD_SCHEMAS])
+def test_schemas_that_can_be_followed_pass(schema: dict[str, Any]) -> None:
+    """
+    As pydantic and people write them.
+    """
+    check_json_schema(schema)
+
+
+BAD_SCHEMAS: list[tuple[dict[str, Any], str]] = [
+    ({"type": "foo"}, "at #: want type"),
+    ({"type": []}, "at #: want type"),
+    ({"minimum": 3}, "at #: want type"),
+    ({"not": INTEGER}, "at #: not is not supported"),
+    ({"type": "string", "minimum": 3}, "minimum is not supported for type string"),
+    ({"type": "string", "nullable": True}, "nullable is not supported"),
+    ({"type": "array", "uniqueItems": True}, "uniqueItems is not supported"),
+    ({"type": "array", "contains": {}}, "contains is not supported"),
+    ({"type": "array", "items": [INTEGER]}, "at #/items: want an object"),
+    ({"type": "array", "minItems": 1}, "without items"),
+    ({"type": "array", "items": {}, "minItems": -1}, "want minItems from 0"),
+    ({"type": "array", "items": {}, "minItems": 3, "maxItems": 2}, "minItems is 3 and maxItems 2"),
+    ({"type": "array", "prefixItems": [{}, {}], "maxItems": 1}, "maxItems is 1"),
+    ({"type": "array", "prefixItems": [{}], "items": False, "minItems": 2}, "minItems is 2"),
+    ({"type": "array", "prefixItems": []}, "not empty"),
+    ({"type": "object", "patternProperties": {}}, "patternProperties is not supported"),
+    ({"type": "object", "minProperties": 1}, "minProperties is not supported"),
+    ({"type": "object", "required": ["a"]}, "required names a"),
+    ({"type": "object", "properties": {"a": False}}, "at #/properties/a: want an object or true"),
+    ({"type": "object", "properties": []}, "at #/properties: want an object"),
+    ({"if": {}, "then": {}}, "at #: if, then is not supported"),
+    ({"enum": []}, "not empty"),
+    ({"type": "string", "enum": ["a", 1]}, "enum has 1, which is not of its type"),
+    ({"type": "integer", "const": 1.5}, "const has 1.5"),
+    ({"type": "integer", "minimum": 1.5}, "whole number"),
+    ({"type": "integer", "minimum": 2**63}, "whole number of 64 bits"),
+    ({"type": "number", "minimum": True}, "want minimum as a number"),
+    ({"type": "number", "minimum": 2, "maximum": 1}, "no number lies in the range"),
+    ({"type": "integer", "exclusiveMinimum": 1, "exclusiveMaximum": 2}, "no number lies in the range"),
+    ({"type": "number", "multipleOf": 0.1}, "multipleOf"),
+    ({"type": "integer", "multipleOf": 5000}, "multipleOf"),
+    ({"type": "integer", "multipleOf": 5, "minimum": 1}, "beside a range"),
+    ({"type": "string", "pattern": "(?=a)"}, "at #: pattern: regex, position 0: look-around"),
+    ({"type": "string", "pattern": "a", "maxLength": 3}, "not supported together"),
+    ({"type": "string", "pattern": 3}, "want pattern as a string"),
+    ({"$ref": "http://example.com/a.json"}, "want a schema of this document"),
+    ({"$ref": "#/$defs/a"}, "want a schema of this document"),
+    ({"$ref": "#/$defs/a%20b", "$defs": {"a b": {}}}, "plain path"),
+    ({"$ref": "#/x-own/a", "x-own": {"a": {}}}, "want a schema of this document"),
+    ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}, "leads back"),
+    ({"$ref": "#/$defs/a", "$defs": {"a": {}}, "type": "string"}, "type beside"),
+    ({"$dynamicRef": "#a"}, "dynamicRef is not supported"),
+    ({"anyOf": []}, "not empty"),
+    ({"anyOf": [INTEGER], "type": "integer"}, "type beside anyOf"),
+    ({"allOf": [INTEGER, {"minimum": 3, "type": "integer"}]}, "merge them"),
+    ({"oneOf": [INTEGER, {"type": "number"}]}, "use anyOf"),
+    ({"oneOf": [{"properties": {}}, {"type": "string"}]}, "use anyOf"),
+    ({"oneOf": [{"const": 1}, {"const": 1.0}]}, "use anyOf"),
+    ({"oneOf": [True, INTEGER]}, "use anyOf"),
+    (nested(65), "nested 65 deep"),
+    ({"enum": ["x" * 70_000]}, "want no more than 65,536"),
+    ({"const": float("nan")}, "no JSON"),
+    ({"const": {1, 2}}, "no JSON"),
+]
+
+
+@pytest.mark.parametrize(("schema", "words"), BAD_SCHEMAS, ids=[str(schema)[:40] for schema, _ in BAD_SCHEMAS])
+def test_a_schema_that_would_not_be_enforced_is_refused(schema: dict[str, Any], words: str) -> None:
+    """
+    With the place and what to do: an answer that looks right and is not would be worse.
+    """
+    with pytest.raises(InvalidJob, match=words) as caught:
+        check_grammar(schema, None, None)
+
+    assert "invalid_grammar" == caught.value.code
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "",
+        "abc|d(e|f)*g+h?",
+        "(?:a|b){2}c{3,}d{0,4}?",
+        r"^\d+\.\d{2}$",
+        r"[a-z\d_-]+[^\]\n]",
+        r"\x41\u00e9\t\\\/\-\$",
+        r"[\x20-\x7e]{3}",
+        "é+東京",
+        "a*?b??c+?",
+        "a|",
+        "}]",
+        "[-a][a-]",
+        "[[]",
+        "(" * 64 + "a" + ")" * 64,
+    ],
+)
+def test_regular_expressions_that_can_be_followed_pass(pattern: str) -> None:
+    """
+    The regular part of ECMAScript's dialect.
+    """
+    check_regex(pattern)
+
+
+BAD_PATTERNS = {
+    "(?=a)b": "position 0: look-around",
+    "(?<!a)b": "look-around",
+    "(?<n>a)": "named groups",
+    "(?P<n>a)": "named groups",
+    "(?i)a": "flags",
+    r"(a)\1": "position 3: backreferences",
+    r"\bfoo": "word boundaries",
+    r"\p{L}": "Unicode classes",
+    r"\Aa": r"\\A is not supported",
+    "a^b": "inside the pattern",
+    "a$b": "inside the pattern",
+    "a{2,1}": "smaller one first",
+    "a{,3}": "want {n}",
+    "a{x}": "want {n}",
+    "a{3": "want {n}",
+    "a{99999}": "up to 10,000",
+    "{": "nothing to repeat",
+    "*a": "nothing to repeat",
+    "a**": "nothing to repeat",
+    "a++": "nothing to repeat",
+    "^*": "nothing to repeat",
+    "(*a)": "nothing to repeat",
+    "(a": "not closed",
+    "a)": "not opened",
+    "[a": "not closed",
+    "[]": "empty class",
+    "[^]": "empty class",
+    "[z-a]": "before its start",
+    r"[a-\d]": "no character",
+    "[[:alpha:]]": "POSIX",
+    "a\\": "not finished",
+    r"\x4": "want .xHH",
+    r"\u12g4": "want .xHH",
+    r"\ud800": "surrogate",
+    "a\0b": "NUL",
+    "\ud800": "surrogates",
+    "(" * 65 + ")" * 65: "64 deep",
+    "a" * (MAX_REGEX_BYTES + 1): "want no more than 16,384",
+}
+
+
+@pytest.mark.parametrize(("pattern", "words"), BAD_PATTERNS.items(), ids=[text[:12] for text in BAD_PATTERNS])
+def test_a_regular_expression_that_would_mean_something_else_is_refused(pattern: str, words: str) -> None:
+    """
+    With the position of the fault.
+    """
+    with pytest.raises(InvalidJob, match=words) as caught:
+        check_grammar(None, pattern, None)
+
+    assert "invalid_grammar" == caught.value.code
+
+
+@pytest.mark.parametrize(
+    ("choice", "words"),
+    [
+        ((), "0 texts"),
+        (tuple(map(str, range(MAX_CHOICES + 1))), "1,025 texts"),
+        (("a", ""), "not empty"),
+        (("a\0",), "NUL"),
+        (("\ud800",), "surrogates"),
+        (("x" * 70_000,), "70,000 bytes"),
+    ],
+)
+def test_choices_are_texts_and_bounded(choice: tuple[str, ...], words: str) -> None:
+    """
+    One at least, and not a book.
+    """
+    with pytest.raises(InvalidJob, match=words):
+        check_grammar(None, None, choice)
+
+    check_grammar(None, None, ("yes", "no", 'it "depends"\n'))
