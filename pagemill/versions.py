@@ -5,7 +5,7 @@ A job says the version of the Pagemill that wrote it, in its JSON and in its has
 and its result is written in the same one: whoever could write the job can read the result. Readers
 refuse fields that they do not know, so each addition makes a version.
 
-    2   batch of a job; gpu_ms of a result's usage; the failure code poison
+    2   batch, reply_to and reply_context of a job; gpu_ms of a result's usage; the failure code poison
 
 A worker takes its own version and the one before. So workers are updated first, one after the other,
 then the programs that submit. A job of a later version is left to a worker that knows it, as long as
@@ -20,7 +20,7 @@ from pagemill.errors import InvalidJob, NewerVersion
 SCHEMA_VERSION = 2
 
 # what a job of an earlier version cannot have
-JOB_FIELDS_SINCE = {"batch": 2}
+JOB_FIELDS_SINCE = {"batch": 2, "reply_to": 2, "reply_context": 2}
 
 
 def taken_by(version: int) -> frozenset[int]:

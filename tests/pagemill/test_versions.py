@@ -64,7 +64,7 @@ def test_what_was_added_since_version_1_is_known() -> None:
     """
     A field that is added to a job without a version of its own breaks here: old workers would refuse it.
     """
-    assert {"batch": 2} == JOB_FIELDS_SINCE
+    assert {"batch": 2, "reply_to": 2, "reply_context": 2} == JOB_FIELDS_SINCE
     assert set(JOB_FIELDS_SINCE) == set(Job.model_fields) - FIELDS_OF_1["Job"]
     assert {"gpu_ms"} == set(Usage.model_fields) - FIELDS_OF_1["Usage"]
     assert set() == set(Result.model_fields) - FIELDS_OF_1["Result"]
