@@ -12,6 +12,7 @@ import sys
 import threading
 
 from celery import Celery
+from celery._state import _set_task_join_will_block
 from celery.exceptions import BackendError
 from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
@@ -101,6 +102,8 @@ class Completers(threading.Thread):
         self._running: dict[str, Completer] = {}
 
     def run(self) -> None:
+        # as in the processes of a worker's pool: who sends a callback does not subscribe to its result
+        _set_task_join_will_block(True)
         # an app of its own: the ingress forks, and no lock of its app may be held then
         app = make_app(self._settings, "pagemill-completer")
         with connect(self._settings.redis_url) as redis:

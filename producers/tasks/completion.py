@@ -133,7 +133,7 @@ class Completion:
             status = batch_fields(self._client, batch_id)
         except BatchNotFound:
             status = {"batch_id": batch_id, "state": "ended"}
-        call = signature(sent, app=self._app)
+        call = signature({"args": [], "kwargs": {}, "options": {}, **sent}, app=self._app)
         task_id = call.options.get("task_id") or str(uuid.uuid5(_NAMES, batch_id))
         call.apply_async((status,), task_id=task_id)
         log.info("completer.called_back batch=%s task=%s", batch_id, task_id)

@@ -7,8 +7,8 @@ args: `type(error).__name__` is "PromptTooLong" where the code is "prompt_too_lo
 
 from typing import get_args
 
-from pagemill.errors import InvalidJob, PagemillError
-from pagemill.schema import Failure, FailureCode
+# by their modules: names of this one are those of codes
+from pagemill import errors, schema
 
 _OWN_CODES = (
     *("batch_closed", "batch_not_found", "busy", "conflict", "invalid_arguments", "invalid_batch", "job_not_found"),
@@ -30,7 +30,7 @@ def _class_name(code: str) -> str:
 # codes are added with versions of the wire format: each has its class
 CLASSES: dict[str, type[TaskFailure]] = {
     code: type(_class_name(code), (TaskFailure,), {"__module__": __name__, "__doc__": f"Raised for {code}."})
-    for code in (*get_args(FailureCode), *_OWN_CODES)
+    for code in (*get_args(schema.FailureCode), *_OWN_CODES)
 }
 # where the processes of a pool, and callers that have our code, find them
 globals().update({kind.__name__: kind for kind in CLASSES.values()})
@@ -40,14 +40,14 @@ def failure(code: str, message: str) -> TaskFailure:
     return CLASSES.get(code, TaskFailure)(message, code)
 
 
-def of_job(reason: Failure) -> TaskFailure:
+def of_job(reason: schema.Failure) -> TaskFailure:
     """What a job that failed raises."""
     return failure(reason.code, reason.message)
 
 
-def of_error(error: PagemillError) -> TaskFailure:
+def of_error(error: errors.PagemillError) -> TaskFailure:
     """What a refused submit raises: by its code, or named as our own error."""
-    if isinstance(error, InvalidJob):
+    if isinstance(error, errors.InvalidJob):
         return failure(error.code, str(error))
     for kind in type(error).__mro__:
         code = "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in kind.__name__).lstrip("_")

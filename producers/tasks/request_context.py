@@ -23,7 +23,8 @@ def pack(request: Context) -> str:
     fields = {name: getattr(request, name, None) for name in _FIELDS}
     delivery = request.delivery_info or {}
     fields["delivery_info"] = {name: delivery[name] for name in _DELIVERY if delivery.get(name) is not None}
-    return json.dumps({name: value for name, value in fields.items() if value not in (None, False, [], {})})
+    # what is empty is left out, as one delivery has none where another has an empty list; a place of 0 stays
+    return json.dumps({name: value for name, value in fields.items() if value or type(value) is int})
 
 
 def unpack(text: str) -> Context:

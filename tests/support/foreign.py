@@ -46,12 +46,6 @@ def note(what):
     return {"noted": what}
 
 
-@app.task(name="foreign.slow", bind=True)
-def slow(self, seconds):
-    """A task of its own, to be revoked."""
-    time.sleep(seconds)
-
-
 def generate(*prompt, options=None):
     """A signature of our task, with nothing but its name and queue; without a prompt, for the step of a chain."""
     kwargs = {"options": {"max_tokens": 8} | (options or {})}
