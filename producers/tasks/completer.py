@@ -51,13 +51,14 @@ class Completer(threading.Thread):
         self._stopped = stop
 
     def run(self) -> None:
-        url, name = self._settings.redis_url, self._settings.celery_reply_to
+        url = self._settings.redis_url
         with (
             connect(url) as redis,
             Client(url, queue=self._queue, object_store=self._settings.object_store) as client,
         ):
             completion = Completion(self._app, client)
-            replies = Replies(redis, self._queue, name)
+            name, claim_s = self._settings.celery_reply_to, self._settings.celery_reply_claim_s
+            replies = Replies(redis, self._queue, name, claim_s=claim_s)
             while not self._stopped.is_set():
                 try:
                     taken = replies.take()

@@ -42,6 +42,7 @@ class CelerySettings(ClientSettings):
             own default queue.
         celery_completer: Complete tasks on a thread of the ingress; else by `python -m producers.tasks.completer`.
         celery_reply_to: The stream of replies; one for each broker that feeds the same queue.
+        celery_reply_claim_s: A reply that a completer had for so long is another one's.
         celery_batch_source: file:///folder or s3://bucket/prefix that `submit_batch` may read from; `object_store`
             if left out.
         celery_timezone: Of the beat's times and dates.
@@ -56,6 +57,7 @@ class CelerySettings(ClientSettings):
     celery_callback_queue: str = "celery"
     celery_completer: bool = True
     celery_reply_to: Name = "celery"
+    celery_reply_claim_s: float = Field(60.0, gt=0)
     celery_batch_source: str | None = None
     celery_timezone: str = "UTC"
     celery_beat: tuple[BeatEntry, ...] = ()

@@ -1,5 +1,6 @@
 """Celery's processes for tests: the ingress, completers, and another service, with their servers."""
 
+import gc
 import os
 import shutil
 import sys
@@ -7,8 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from celery import Celery
+from celery import Celery, states
+from celery._state import _set_task_join_will_block
 
 from producers.child import Child
 from tests.support.servers import wait_for
@@ -47,7 +50,9 @@ class CeleryBox:
 
     def caller(self) -> Celery:
         """An app that knows the two URLs."""
-        return Celery("caller", broker=self.broker_url, backend=self.backend_url, set_as_current=False)
+        app = Celery("caller", broker=self.broker_url, backend=self.backend_url, set_as_current=False)
+        app.conf.task_default_queue = "foreign"
+        return app
 
     def ingress(self, *flags: str, name: str = "ingress", queues: str = "pagemill.ingress", **environ: str) -> Child:
         """`celery -A producers.celery_app worker`; it has come up when `comes_up` says so."""
@@ -97,6 +102,67 @@ class CeleryBox:
     @staticmethod
     def _celery(app: str) -> list[str]:
         return [sys.executable, "-m", "celery", "-A", app]
+
+
+class Caller:
+    """
+    Sends tasks by name and looks at the backend for what became of them.
+
+    The waiting of Celery's own results is played by foreign.py; what these leave open is not for this process.
+    """
+
+    def __init__(self, app: Celery) -> None:
+        self.app = app
+
+    def send(self, name: str, *args: Any, own_id: str | None = None, **kwargs: Any) -> str:
+        """Send one of our tasks; gives its id."""
+        queue = "pagemill.ingress"
+        return str(self.app.send_task(f"pagemill.{name}", args, kwargs, queue=queue, task_id=own_id).id)
+
+    def generate(self, prompt: str, max_tokens: int = 8, **fields: Any) -> str:
+        return self.send("generate", prompt, options={"max_tokens": max_tokens}, **fields)
+
+    def state(self, task_id: str) -> str:
+        return str(self.app.backend.get_task_meta(task_id)["status"])
+
+    def ends(self, task_id: str, timeout_s: float = 20.0) -> tuple[str, Any]:
+        """Wait for its end: the state, and its value or exception."""
+        wait_for(lambda: self.state(task_id) in states.READY_STATES, timeout_s)
+        meta = self.app.backend.get_task_meta(task_id)
+        return str(meta["status"]), meta["result"]
+
+    def value(self, task_id: str, timeout_s: float = 20.0) -> Any:
+        """What it gave."""
+        state, value = self.ends(task_id, timeout_s)
+        assert state == states.SUCCESS, value
+        return value
+
+    def failure(self, task_id: str) -> tuple[str, str, str]:
+        """What it raised: the class's name, the message and the code."""
+        state, raised = self.ends(task_id)
+        assert state == states.FAILURE, (state, raised)
+        return (type(raised).__name__, *raised.args)
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """Send one of our tasks and wait for what it gives."""
+        return self.value(self.send(name, *args, **kwargs))
+
+
+@contextmanager
+def calling(box: CeleryBox) -> Iterator[Caller]:
+    """A caller of this process, whose connections are closed at the end."""
+    # who sends a task does not subscribe to its result: it is polled
+    _set_task_join_will_block(True)
+    app = box.caller()
+    try:
+        yield Caller(app)
+    finally:
+        _set_task_join_will_block(False)
+        gc.collect()
+        app.backend.client.connection_pool.disconnect()
+        app.amqp.producer_pool.force_close_all()
+        app.pool.force_close_all()
+        app.close()
 
 
 @contextmanager
