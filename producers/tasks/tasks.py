@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from celery import Celery, Task
-from celery.exceptions import Ignore
+from celery.exceptions import Ignore, Reject, Retry
 
 from pagemill.client import Client
 from pagemill.client_core import store_of
@@ -100,18 +100,27 @@ def told(task: Task) -> Iterator[None]:
     A retried task goes back into the broker before this message is acknowledged, so that it is not lost.
 
     Raises:
-        Retry: the queue is busy, or a server is away.
+        Retry, Reject: the queue is busy, or a server is away.
         TaskFailure: it will never go otherwise.
     """
     try:
         yield
     except Busy as error:
         # a little later than told, and not all at once
-        raise task.retry(exc=of_error(error), countdown=error.retry_after_s * random.uniform(1.0, 1.25)) from error
+        raise _again(task, of_error(error), error.retry_after_s * random.uniform(1.0, 1.25)) from error
     except (QueueUnavailable, StoreAway) as error:
         pause_s = min(MAX_PAUSE_S, 2.0 ** min(task.request.retries, 6)) * random.uniform(0.5, 1.0)
-        raise task.retry(exc=of_error(error), countdown=pause_s) from error
+        raise _again(task, of_error(error), pause_s) from error
     except RunsElsewhere as error:
-        raise task.retry(exc=failure("busy", f"{error} runs elsewhere"), countdown=BULK_PAUSE_S) from error
+        raise _again(task, failure("busy", f"{error} runs elsewhere"), BULK_PAUSE_S) from error
     except PagemillError as error:
         raise of_error(error) from None
+
+
+def _again(task: Task, why: TaskFailure, pause_s: float) -> Retry | Reject:
+    """What has Celery try the task again."""
+    try:
+        return task.retry(exc=why, countdown=pause_s, throw=False)
+    except Reject as rejected:
+        # the broker is away, and Celery would let go of the message
+        return Reject(rejected.reason, requeue=True)
