@@ -20,7 +20,7 @@ MAX_SOURCE_BYTES = 64 * 1024 * 1024
 # what a row cannot say, as the batch says it
 _RESERVED = frozenset({"id", "version", "batch", "idempotency_key"})
 
-_ARGUMENTS = ("items", "uri", "idem", "defaults", "callback", "result_ttl_s", "tenant", "model", "webhook", "metadata")
+ARGUMENTS = ("items", "uri", "idem", "defaults", "callback", "result_ttl_s", "tenant", "model", "webhook", "metadata")
 
 
 def submit_batch(
@@ -65,9 +65,9 @@ def submit_batch(
 
 
 def _refuse_unknown(given: Mapping[str, Any]) -> None:
-    unknown = sorted(set(given) - set(_ARGUMENTS))
+    unknown = sorted(set(given) - set(ARGUMENTS))
     if unknown:
-        raise failure("invalid_arguments", f"{unknown[0]}: unknown argument; want {', '.join(_ARGUMENTS)}")
+        raise failure("invalid_arguments", f"{unknown[0]}: unknown argument; want {', '.join(ARGUMENTS)}")
     if (given.get("items") is None) == (given.get("uri") is None):
         raise failure("invalid_arguments", "give exactly one of items and uri")
     if not isinstance(given.get("defaults") or {}, dict):

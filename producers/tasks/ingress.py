@@ -14,7 +14,7 @@ from producers.tasks.ids import job_id_of, submitted_id_of
 from producers.tasks.request_context import pack
 
 # what generate says for itself
-_RESERVED = ("id", "version", "idempotency_key", "reply_to", "reply_context")
+RESERVED = ("id", "version", "idempotency_key", "reply_to", "reply_context")
 
 # that one call asks for
 MAX_RESULTS = 256
@@ -131,7 +131,7 @@ def fields_of(prompt: object, fields: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         TaskFailure: an argument is not the caller's to give, or the prompt is neither.
     """
-    wrong = sorted(set(fields) & set(_RESERVED))
+    wrong = sorted(set(fields) & set(RESERVED))
     if wrong:
         raise failure("invalid_arguments", f"{', '.join(wrong)}: not an argument of pagemill.generate")
     if prompt is None:

@@ -61,9 +61,11 @@ class CeleryBox:
             [*command, *(flags or ("-P", "threads", "-c", "4"))], log=self.log(name), environ=self.environ | environ
         )
 
-    def completer(self, name: str = "completer") -> Child:
+    def completer(self, name: str = "completer", **environ: str) -> Child:
         """`python -m producers.tasks.completer`."""
-        return Child([sys.executable, "-m", "producers.tasks.completer"], log=self.log(name), environ=self.environ)
+        return Child(
+            [sys.executable, "-m", "producers.tasks.completer"], log=self.log(name), environ=self.environ | environ
+        )
 
     def foreign_worker(self) -> Child:
         """A worker of the other service, in its own folder."""
@@ -158,7 +160,10 @@ def calling(box: CeleryBox) -> Iterator[Caller]:
         yield Caller(app)
     finally:
         _set_task_join_will_block(False)
+        # a result that is collected later would connect again to unsubscribe
         gc.collect()
+        app.backend.result_consumer.stop()
+        app.backend.result_consumer._pubsub = None
         app.backend.client.connection_pool.disconnect()
         app.amqp.producer_pool.force_close_all()
         app.pool.force_close_all()
