@@ -44,7 +44,6 @@ keeps them in one slot. The scripts build the same names from the base (lua/comm
     guard               string  SUBMIT                  after a second
     lock:sweep          string  LOCK                    after one turn of the sweeper
     lock:suspects       string  TAKE_SUSPECTS           a lease after its worker's last sign
-    lock:bulk:<run>     string  who runs a bulk job     a minute after its last sign
     server              hash    RECLAIM                 stays
     ch:<id>             channel every end of a job      -
     chb:<batch>         channel as ev, for batches      -
@@ -142,9 +141,6 @@ class QueueKeys:
 
     def replies(self, name: str) -> str:
         return f"{self.base}:reply:{name}"
-
-    def bulk_run(self, name: str, date: str) -> str:
-        return f"{self.base}:lock:bulk:{name}:{date}"
 
     def waiting(self, lane: str) -> str:
         return f"{self.base}:qt:{lane}"

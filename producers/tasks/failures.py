@@ -11,8 +11,17 @@ from typing import get_args
 from pagemill import errors, schema
 
 _OWN_CODES = (
-    *("batch_closed", "batch_not_found", "busy", "conflict", "invalid_arguments", "invalid_batch", "job_not_found"),
-    *("object_store_error", "queue_unavailable", "result_lost"),
+    *(
+        "batch_closed",
+        "batch_not_found",
+        "bulk_error",
+        "busy",
+        "conflict",
+        "invalid_arguments",
+        "invalid_batch",
+        "job_not_found",
+    ),
+    *("object_store_error", "queue_unavailable", "result_lost", "spec_error"),
 )
 
 

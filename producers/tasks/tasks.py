@@ -8,6 +8,7 @@ from typing import Any
 
 from celery import Celery, Task
 from celery.exceptions import Ignore, Reject, Retry
+from kombu.exceptions import OperationalError
 
 from pagemill.client import Client
 from pagemill.client_core import store_of
@@ -26,8 +27,8 @@ MAX_PAUSE_S = 60.0
 BULK_PAUSE_S = 60.0
 
 
-def register(app: Celery, settings: CelerySettings) -> None:
-    """Give the app our tasks; connections are opened by the first of them."""
+def register(app: Celery, settings: CelerySettings) -> Client:
+    """Give the app our tasks, and return the client that they share; it connects with the first of them."""
     client = Client(
         settings.redis_url,
         queue=settings.queue,
@@ -46,6 +47,7 @@ def register(app: Celery, settings: CelerySettings) -> None:
     _register_jobs(declare, ingress)
     _register_batches(declare, ingress, client, settings)
     _register_bulk(declare, settings)
+    return client
 
 
 def _register_jobs(declare: Any, ingress: Ingress) -> None:
@@ -89,7 +91,7 @@ def _register_bulk(declare: Any, settings: CelerySettings) -> None:
     @declare(name="pagemill.bulk")
     def bulk(self: Task, name: str, date: str | None = None) -> dict[str, Any]:
         with told(self):
-            return run_bulk(settings.redis_url, settings.queue, name, date or today(settings.celery_timezone))
+            return run_bulk(name, date or today(settings.celery_timezone))
 
 
 @contextmanager
@@ -112,7 +114,7 @@ def told(task: Task) -> Iterator[None]:
         pause_s = min(MAX_PAUSE_S, 2.0 ** min(task.request.retries, 6)) * random.uniform(0.5, 1.0)
         raise _again(task, of_error(error), pause_s) from error
     except RunsElsewhere as error:
-        raise _again(task, failure("busy", f"{error} runs elsewhere"), BULK_PAUSE_S) from error
+        raise _again(task, failure("busy", str(error)), BULK_PAUSE_S) from error
     except PagemillError as error:
         raise of_error(error) from None
 
@@ -122,5 +124,5 @@ def _again(task: Task, why: TaskFailure, pause_s: float) -> Retry | Reject:
     try:
         return task.retry(exc=why, countdown=pause_s, throw=False)
     except Reject as rejected:
-        # the broker is away, and Celery would let go of the message
-        return Reject(rejected.reason, requeue=True)
+        # where the broker is away, Celery would let go of the message
+        return Reject(rejected.reason, requeue=isinstance(rejected.reason, OperationalError))

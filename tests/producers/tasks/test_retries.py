@@ -29,8 +29,7 @@ def generate(
     assert completers_app
     assert not broker.exists("pagemill.ingress")
     own = settings.model_copy(update={"queue": queue, "redis_url": server_url})
-    with make_app(own) as ingress:
-        register(ingress, own)
+    with make_app(own) as ingress, register(ingress, own):
         yield ingress.tasks["pagemill.generate"]
 
 
