@@ -29,7 +29,7 @@ keeps them in one slot. The scripts build the same names from the base (lua/comm
     batches             zset    CREATE_BATCH, SUBMIT    31 days after the last activity of a batch
     cancelling          set     CANCEL_BATCHES          with its last member, or after 31 days
     hooks               zset    the end of a batch      with its last member, or after 6 days
-    reply:<name>        stream  the ends that ask for it  stays; an entry goes when its reader is done with it
+    reply:<name>        stream  every end that asks     stays; an entry goes when its reader is done with it
     ev                  stream  every end               stays; trimmed to about 100,000 entries
     st                  hash    all                     stays
     w:<worker>          hash    HEARTBEAT               one lease after the last one

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from hashlib import blake2b
 from typing import Any
 
 from pagemill.client import Client
@@ -39,7 +40,7 @@ def submit_batch(
     Raises:
         TaskFailure: an argument is wrong.
         InvalidJob: a row is; the message names it.
-        Conflict: the same `idem` came with other rows.
+        Conflict: the same `idem` came with other rows, or another callback.
         Busy, QueueUnavailable, StoreAway: it is to be tried again.
     """
     _refuse_unknown(given)
@@ -54,7 +55,8 @@ def submit_batch(
         tenant=given.get("tenant"),
         result_ttl_s=given.get("result_ttl_s"),
         webhook=given.get("webhook"),
-        metadata=given.get("metadata"),
+        # with it the batch is another one where its rows are
+        metadata={**(given.get("metadata") or {}), "rows": _digest(jobs)},
         reply_to=reply_to if callback else None,
         reply_context=_callback(callback) if callback else None,
     )
@@ -70,8 +72,9 @@ def _refuse_unknown(given: Mapping[str, Any]) -> None:
         raise failure("invalid_arguments", f"{unknown[0]}: unknown argument; want {', '.join(ARGUMENTS)}")
     if (given.get("items") is None) == (given.get("uri") is None):
         raise failure("invalid_arguments", "give exactly one of items and uri")
-    if not isinstance(given.get("defaults") or {}, dict):
-        raise failure("invalid_arguments", "defaults: want an object with fields of a job")
+    for name in ("defaults", "metadata"):
+        if not isinstance(given.get(name) or {}, dict):
+            raise failure("invalid_arguments", f"{name}: want an object")
 
 
 def _rows(given: Mapping[str, Any], source: ObjectStore | None) -> Sequence[bytes]:
@@ -106,6 +109,13 @@ def _jobs(rows: Sequence[bytes], defaults: Mapping[str, Any], batch_id: str) -> 
 
 def _given(job: Job) -> dict[str, Any]:
     return {name: getattr(job, name) for name in job.model_fields_set}
+
+
+def _digest(jobs: Sequence[Job]) -> str:
+    digest = blake2b(digest_size=16)
+    for job in jobs:
+        digest.update(job.body())
+    return digest.hexdigest()
 
 
 def _callback(callback: object) -> str:

@@ -158,6 +158,7 @@ def test_a_deadline_is_a_failure_of_its_own(caller: Caller) -> None:
         ("submit_batch", {"items": [7]}, "InvalidJob", "row 1"),
         ("submit_batch", {"items": ["a"], "uri": "file:///a"}, "InvalidArguments", "exactly one of"),
         ("submit_batch", {"items": ["a"], "call": "b"}, "InvalidArguments", "call: unknown argument"),
+        ("submit_batch", {"items": ["a"], "metadata": ["b"]}, "InvalidArguments", "metadata: want an object"),
         ("submit_batch", {"items": ["a"], "callback": 7}, "InvalidArguments", "callback"),
         ("submit_batch", {"uri": "file:///etc/passwd"}, "ObjectStoreError", "is not in"),
         ("submit_batch", {"items": ["a"], "webhook": "ftp://x"}, "InvalidBatch", "http"),
@@ -201,6 +202,7 @@ def test_a_batch_is_submitted_once(caller: Caller, jobs: Client) -> None:
     again = caller.call("submit_batch", items=["a", "b"], idem="night-7")
 
     assert ("batch-night-7", "batch-night-7", 2) == (first["batch_id"], again["batch_id"], again["total"])
+    assert "Conflict" == caller.failure(caller.send("submit_batch", items=["a", "c"], idem="night-7"))[0]
     jobs.wait_batch("batch-night-7", 10)
     assert 2 == caller.call("batch_status", "batch-night-7")["done"]
 
