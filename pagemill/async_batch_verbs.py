@@ -23,6 +23,8 @@ class AsyncBatchVerbs(AsyncClientBase):
         result_ttl_s: int | None = None,
         webhook: str | None = None,
         metadata: Mapping[str, str] | None = None,
+        reply_to: str | None = None,
+        reply_context: str | None = None,
     ) -> BatchStatus:
         """
         Open a batch; jobs join it by their field `batch`, and it ends after `seal_batch`.
@@ -34,6 +36,7 @@ class AsyncBatchVerbs(AsyncClientBase):
             result_ttl_s: Seconds that its counts are kept after its end.
             webhook: A URL that is told when it has ended (docs/webhooks.md).
             metadata: Returned with its status, and sent to the webhook.
+            reply_to: The stream of replies that is told when it has ended, with `reply_context`.
 
         Raises:
             InvalidJob: a field is wrong.
@@ -41,6 +44,7 @@ class AsyncBatchVerbs(AsyncClientBase):
             Conflict: there is another batch with that id.
         """
         fields = {"tenant": tenant, "result_ttl_s": result_ttl_s, "webhook": webhook}
+        fields |= {"reply_to": reply_to, "reply_context": reply_context}
         batch = Batch.build(id=batch_id, metadata=dict(metadata or {}), **fields)
         await self._learn_models([model])
         keys = self._directory.route(model)

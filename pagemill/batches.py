@@ -7,12 +7,13 @@ from hashlib import blake2b
 from typing import Annotated, Any, Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from pagemill.errors import BatchNotFound, Conflict, InvalidJob
 from pagemill.ids import uuid7
 from pagemill.keys import QueueKeys
 from pagemill.messages import BatchState, BatchStatus, HookDelivery
+from pagemill.reply_fields import ReplyContext, check_reply
 from pagemill.schema import Metadata, Name, explain
 from pagemill.scripts import Arg, Call, load
 
@@ -44,6 +45,8 @@ class Batch(BaseModel):
         tenant: Whose it is.
         result_ttl_s: Seconds that its counts are kept after its end.
         webhook: A URL that is told when it has ended.
+        reply_to: The stream of replies that is told of its end, once (replies.py).
+        reply_context: Handed back with that reply; never read. At most 256 KiB.
         metadata: Returned with its status and sent to the webhook; never read. At most 16 KiB.
     """
 
@@ -53,7 +56,14 @@ class Batch(BaseModel):
     tenant: Name = "default"
     result_ttl_s: int = Field(86400, ge=1, le=30 * 86400)
     webhook: Annotated[str, Field(max_length=2048), AfterValidator(http_url)] | None = None
+    reply_to: Name | None = None
+    reply_context: ReplyContext | None = None
     metadata: Metadata = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _one_reply(self) -> Self:
+        check_reply(self.reply_to, self.reply_context)
+        return self
 
     @classmethod
     def build(cls, **fields: Any) -> Self:
@@ -86,6 +96,7 @@ def create_batch(keys: QueueKeys, batch: Batch) -> Call[BatchStatus]:
         return _parse(keys, batch.id, reply)
 
     args: list[Arg] = [batch.id, batch.fingerprint(), batch.tenant, batch.result_ttl_s, metadata, batch.webhook or ""]
+    args += [batch.reply_to or "", batch.reply_context or ""]
     return Call(load("create_batch"), keys.base, args, parse)
 
 

@@ -63,6 +63,8 @@ class Submission(NamedTuple):
     metadata: str
     batch: str = ""
     version: int = SCHEMA_VERSION
+    reply_to: str = ""
+    reply_context: str = ""
 
 
 Answer = Accepted | Busy | Conflict | BatchNotFound | BatchClosed

@@ -71,6 +71,8 @@ def prepare(job: Job, taker: int = SCHEMA_VERSION) -> Submission:
         metadata=job.model_dump_json(include={"metadata"})[len('{"metadata":') : -1] if job.metadata else "",
         batch=job.batch or "",
         version=job.version,
+        reply_to=job.reply_to or "",
+        reply_context=job.reply_context or "",
     )
 
 

@@ -29,6 +29,7 @@ keeps them in one slot. The scripts build the same names from the base (lua/comm
     batches             zset    CREATE_BATCH, SUBMIT    31 days after the last activity of a batch
     cancelling          set     CANCEL_BATCHES          with its last member, or after 31 days
     hooks               zset    the end of a batch      with its last member, or after 6 days
+    reply:<name>        stream  every end that asks     stays; an entry goes when its reader is done with it
     ev                  stream  every end               stays; trimmed to about 100,000 entries
     st                  hash    all                     stays
     w:<worker>          hash    HEARTBEAT               one lease after the last one
@@ -61,17 +62,19 @@ worker, v version, att attempt, lapses leases that ran out, g group of suspects,
 it ran alone, cost tokens that its tenant was charged for it, acc accepted ms, run started ms, end
 ended ms, dl deadline ms, ttl, stream, seed, idem, ref the payload's object, md metadata, ckm
 checkpoint meta, x<answer> characters of it in the token stream, cancel, b batch; why it was put off,
-rt for what kind of fault and how often in a row; pt, ct, gpu what it took: prompt tokens, completion
+rt for what kind of fault and how often in a row; reply the stream that is told of the
+end, context what it is told with; pt, ct, gpu what it took: prompt tokens, completion
 tokens, GPU ms.
 
 Fields of an entry of dead: j job, why, msg message, at ms, worker, timeout ms where the job had a
 deadline; d payload, or ref its object, or raw what never was a job, with entry where that can be put
-back; and of the job's hash att, crash, lapses, ln, tn, tok, ttl, seed, fp, md, stream, idem, b, v.
+back; and of the job's hash att, crash, lapses, ln, tn, tok, ttl, seed, fp, md, stream, idem, b, v, reply, context.
 
 Fields of b:<batch>: fp fingerprint, tn tenant, ttl s, md metadata, created, sealed and ended ms; total,
 done, failed, cancelled, expired; prompt_tokens, completion_tokens, gpu_ms of the jobs that have ended;
 pct the percent of the newest event, cancel, scan where the cancelling goes on; hook its webhook's URL,
-hook_st, hook_n and hook_err how its delivery stands; seen ms of an activity, an hour old at most.
+hook_st, hook_n and hook_err how its delivery stands; reply, context as of a job; seen ms
+of an activity, an hour old at most.
 
 One key is outside of all queues: `pagemill:models`, hash, model -> queue; HEARTBEAT's caller
 writes it, and it stays.
@@ -87,7 +90,7 @@ MODELS = "pagemill:models"
 _QUEUE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 
 # what may live for ever, as the names behind the base; all else expires, or goes when its job ends
-PERMANENT = ("s:", "in", "streams", "vt:", "tenants", "limits", "ev", "st", "dead", "server")
+PERMANENT = ("s:", "in", "reply:", "streams", "vt:", "tenants", "limits", "ev", "st", "dead", "server")
 
 
 class QueueKeys:
@@ -135,6 +138,9 @@ class QueueKeys:
 
     def bell(self, lane: str) -> str:
         return f"{self.base}:bell:{lane}"
+
+    def replies(self, name: str) -> str:
+        return f"{self.base}:reply:{name}"
 
     def waiting(self, lane: str) -> str:
         return f"{self.base}:qt:{lane}"

@@ -13,6 +13,7 @@ from pydantic_core import from_json
 from pagemill.errors import InvalidJob
 from pagemill.grammars import check_grammar
 from pagemill.ids import uuid7
+from pagemill.reply_fields import ReplyContext, check_reply
 from pagemill.versions import SCHEMA_VERSION, check_fields, check_version
 
 MAX_PAYLOAD_BYTES = 8 * 1024 * 1024
@@ -167,6 +168,8 @@ class Job(_Wire):
         stream: Also publish tokens while they are generated.
         result_store: "auto" puts large results into the object store, "object" all of them.
         batch: The batch that the job is counted in; it must be open.
+        reply_to: The stream of replies that is told of the end, once (replies.py).
+        reply_context: Handed back with that reply; never read. At most 256 KiB.
         metadata: Returned with the result; never read. At most 16 KiB.
     """
 
@@ -184,6 +187,8 @@ class Job(_Wire):
     stream: bool = False
     result_store: Literal["auto", "redis", "object"] = "auto"
     batch: Name | None = None
+    reply_to: Name | None = None
+    reply_context: ReplyContext | None = None
     metadata: Metadata = Field(default_factory=dict)
 
     @model_validator(mode="before")
@@ -195,6 +200,7 @@ class Job(_Wire):
     def _one_input(self) -> Self:
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("give exactly one of prompt and messages")
+        check_reply(self.reply_to, self.reply_context)
         return self
 
     @classmethod

@@ -22,6 +22,9 @@ PREFIX = "PAGEMILL_"
 # read by other parts of Pagemill before there are settings
 RESERVED = frozenset({"config", "cache"})
 
+# how the names of programs begin that not every installation has; each of them checks its own
+PROGRAMS = ("celery_",)
+
 
 class Settings(BaseSettings):
     """
@@ -120,6 +123,8 @@ def _environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 def _refuse_unknown(given: Mapping[str, object], known: set[str], where: str, *, strict: bool = True) -> None:
     for name in given.keys() - known:
+        if name.startswith(PROGRAMS) and not any(one.startswith(PROGRAMS) for one in known):
+            continue
         near = get_close_matches(name, known, n=1, cutoff=0.6 if strict else 0.85)
         if not near and not strict:
             continue

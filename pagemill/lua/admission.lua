@@ -1,7 +1,7 @@
 -- How a job gets in; for the scripts whose first line asks for it. Their ARGV[1] is the most tokens
--- that may wait, and what they give for each job are the 15 arguments of submit.lua.
+-- that may wait, and what they give for each job are the 17 arguments of submit.lua.
 
-local FIELDS = 15
+local FIELDS = 17
 
 local limit = tonumber(ARGV[1])
 local now = now_ms()
@@ -32,7 +32,7 @@ end
 -- The job whose arguments begin at ARGV[i], with numbers that can be counted with. What is the rule is
 -- left out: a short hash costs less to write and to keep.
 local function read_job(i)
-  local id, print, idem, payload, ref, lane, tenant, tokens, timeout, ttl, streams, seed, metadata, batch, version =
+  local id, print, idem, payload, ref, lane, tenant, tokens, timeout, ttl, streams, seed, metadata, batch, version, reply, context =
     unpack(ARGV, i, i + FIELDS - 1)
   timeout, version = bounded(timeout, 0, 2 ^ 40), bounded(version, 1, 2 ^ 31)
   -- seeds have 63 bits: too many for a Lua number
@@ -43,7 +43,8 @@ local function read_job(i)
     id = id, hash = key('j', id), print = print, payload = payload, lane = lane, tenant = tenant,
     tokens = bounded(tokens, 0, 2 ^ 40), ttl = bounded(ttl, 1, 2 ^ 32), seed = seed, idem = given(idem),
     ref = given(ref), dl = timeout ~= '0' and whole(now + timeout) or nil, stream = streams == '1' and '1' or nil,
-    md = given(metadata), b = given(batch), v = version ~= '1' and version or nil,
+    md = given(metadata), b = given(batch), v = version ~= '1' and version or nil, reply = given(reply),
+    context = given(context),
   }
 end
 
@@ -214,7 +215,7 @@ local function sum_of(job)
 end
 
 -- fields that a job has or has not, under the same names in the hash
-local OPTIONAL = { 'ref', 'dl', 'v', 'stream', 'md', 'b', 'idem' }
+local OPTIONAL = { 'ref', 'dl', 'v', 'stream', 'md', 'b', 'idem', 'reply', 'context' }
 
 local function write_hash(job, entry)
   local fields = { 'st', 'queued', 'e', entry, 'ln', job.lane, 'tn', job.tenant, 'tok', job.tokens, 'acc', accepted,

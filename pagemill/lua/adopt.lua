@@ -9,7 +9,7 @@
 --   in   stream  an adopted entry goes; one that is refused stays pending
 --   all that SUBMIT writes
 -- ARGV
---   1 most tokens that may wait, 0 for no limit; then 16 a job: its entry, and what SUBMIT gets
+--   1 most tokens that may wait, 0 for no limit; then 18 a job: its entry, and what SUBMIT gets
 -- Returns
 --   one a job: as SUBMIT, or "GONE" where the entry was adopted before; the entry stays on
 --   {"CONFLICT", ...} and {"BUSY", ...}

@@ -6,6 +6,7 @@
 --   batches     zset  created ms -> batch; some that have expired leave it
 -- ARGV
 --   1 batch   2 fingerprint   3 tenant   4 ttl s   5 metadata JSON or ""   6 webhook or ""
+--   7 stream of replies or ""   8 context of the reply or ""
 -- Returns
 --   its fields and their values by turns; {} where the id is another batch's
 
@@ -25,6 +26,9 @@ if not first_print then
   end
   if ARGV[6] ~= '' then
     redis.call('HSET', hash, 'hook', ARGV[6])
+  end
+  if ARGV[7] ~= '' then
+    redis.call('HSET', hash, 'reply', ARGV[7], 'context', ARGV[8])
   end
   -- as with each job that joins
   redis.call('PEXPIRE', hash, whole(BATCH_LIFE_MS))

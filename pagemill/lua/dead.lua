@@ -2,7 +2,7 @@
 
 -- what a letter keeps of the job's hash, by the same names; REQUEUE makes the job anew from them
 local KEPT = { 'att', 'crash', 'lapses', 'ln', 'tn', 'tok', 'ttl', 'seed', 'fp', 'ref', 'md', 'stream', 'idem', 'b',
-  'v' }
+  'v', 'reply', 'context' }
 
 -- The job ends as failed, and is kept with its reason until somebody requeues or purges it. Its
 -- entry has been dropped before.

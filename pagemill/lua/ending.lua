@@ -25,6 +25,14 @@ local function take_entry(stream, entry)
   return v[1] == 'running' and v[2] == entry and id or nil
 end
 
+-- Tell whoever waits for it, once: what names the reply and its context goes from the hash.
+--   field: "j" of a job, "b" of a batch
+local function reply(hash, field, id, status)
+  local v = redis.call('HMGET', hash, 'reply', 'context')
+  redis.call('XADD', key('reply', v[1]), '*', field, id, 'st', status, 'context', v[2] or '')
+  redis.call('HDEL', hash, 'reply', 'context')
+end
+
 local function announce(batch, word, total, ended)
   redis.call('XADD', key('ev'), 'MAXLEN', '~', '100000', '*', 'b', batch, 'st', word, 'total', total, 'ended', ended)
   redis.call('PUBLISH', key('chb', batch), word)
@@ -32,7 +40,7 @@ end
 
 -- what an end of a job reads of its batch, in one go
 local BATCH_FIELDS = { 'total', 'done', 'failed', 'cancelled', 'expired', 'prompt_tokens', 'completion_tokens',
-  'gpu_ms', 'sealed', 'ended', 'pct', 'ttl', 'hook', 'seen' }
+  'gpu_ms', 'sealed', 'ended', 'pct', 'ttl', 'hook', 'seen', 'reply' }
 
 local function read_batch(batch)
   local v, f = redis.call('HMGET', key('b', batch), unpack(BATCH_FIELDS)), {}
@@ -54,6 +62,9 @@ local function end_batch(batch, f, now)
     redis.call('PEXPIRE', key('hooks'), whole(2 * HOOK_LIFE_MS))
     -- an hour more, to tell that it went wrong
     life = math.max(life, HOOK_LIFE_MS + 3600000)
+  end
+  if f.reply then
+    reply(hash, 'b', batch, 'ended')
   end
   redis.call('PEXPIRE', hash, whole(life))
 end
@@ -109,7 +120,7 @@ local function batch_cancelled(batch)
 end
 
 -- The one place where a job ends. The entry has been dropped before, or is skipped later.
---   f: the job's ttl, and its dl, stream, idem and batch where it has them; usage, where it ran:
+--   f: the job's ttl, and its dl, stream, idem, batch and reply where it has them; usage, where it ran:
 --   prompt tokens, completion tokens, GPU ms
 local function settle(id, status, result, now, f)
   local job, life = key('j', id), f.ttl * 1000
@@ -134,6 +145,9 @@ local function settle(id, status, result, now, f)
   count(status, 1)
   redis.call('XADD', key('ev'), 'MAXLEN', '~', '100000', '*', 'j', id, 'st', status)
   redis.call('PUBLISH', key('ch', id), status)
+  if f.reply then
+    reply(job, 'j', id, status)
+  end
   if f.batch then
     leave_batch(id, f.batch, status, now, f.usage)
   end
@@ -154,7 +168,8 @@ end
 -- settle a job that no worker answers for
 --   failure: of a dead letter, as JSON; the letter keeps the payload
 local function settle_here(id, status, now, failure)
-  local v = redis.call('HMGET', key('j', id), 'ttl', 'dl', 'stream', 'idem', 'md', 'att', 'acc', 'run', 'ref', 'b', 'v')
+  local v = redis.call('HMGET', key('j', id), 'ttl', 'dl', 'stream', 'idem', 'md', 'att', 'acc', 'run', 'ref', 'b', 'v',
+    'reply')
   local is_kept = failure ~= nil
   failure = failure or 'null'
   if status == 'expired' then
@@ -164,7 +179,7 @@ local function settle_here(id, status, now, failure)
   local result = '{"version":' .. result_version(v[11]) .. ',"job_id":"' .. id .. '","status":"' .. status .. '","failure":' .. failure
     .. ',"attempt":' .. (v[6] or 0) .. ',"accepted_ms":' .. v[7] .. ',"started_ms":' .. (v[8] or 0)
     .. ',"metadata":' .. (v[5] or '{}') .. '}'
-  settle(id, status, result, now, { ttl = v[1], dl = v[2], stream = v[3], idem = v[4], batch = v[10] })
+  settle(id, status, result, now, { ttl = v[1], dl = v[2], stream = v[3], idem = v[4], batch = v[10], reply = v[12] })
   if v[9] and not is_kept then
     orphan(v[9])
   end

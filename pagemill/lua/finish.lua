@@ -14,6 +14,7 @@
 --   idem:<name>        string  expires with the result
 --   ring:<lane>, vt:<lane>     the tenant pays for what it used, not for what PULL charged
 --   streams            set     read: does COLLECT still keep the tenant
+--   reply:<name>       stream  where the job asks for a reply
 --   b:<batch>, bj:<batch>, hooks, channel chb:<batch>: where the job is one of a batch
 --   st, ev, deadlines, channel ch:<id>; st keeps how fast each lane drains too
 -- ARGV
@@ -75,7 +76,7 @@ end
 
 local function finish(id, stream, entry, status, result, prompt, completion, gpu)
   local v = redis.call('HMGET', key('j', id), 'st', 'e', 'own', 'ttl', 'dl', 'stream', 'idem', 'ln', 'tn', 'tok',
-    'cost', 'b')
+    'cost', 'b', 'reply')
   if not v[1] or TERMINAL[v[1]] then
     return v[1] and 'duplicate' or 'gone'
   end
@@ -85,7 +86,7 @@ local function finish(id, stream, entry, status, result, prompt, completion, gpu
   end
   drop_entry(stream, entry)
   settle(id, status, result, now, { ttl = v[4], dl = v[5], stream = v[6], idem = v[7], batch = v[12],
-    usage = { prompt, completion, gpu } })
+    reply = v[13], usage = { prompt, completion, gpu } })
   account(v[8], v[9], v[10], v[11] or v[10], prompt, completion, gpu)
   return 'done'
 end

@@ -89,7 +89,7 @@ redis.call('DEL', job, key('r', id), key('t', id))
 -- cost: nothing has been charged for this run, and a hand-back is served without
 redis.call('HSET', job, 'st', 'queued', 'ln', f.ln, 'tn', f.tn, 'tok', f.tok, 'acc', whole(now), 'ttl', f.ttl,
   'seed', f.seed, 'fp', f.fp, 'cost', '0')
-for _, name in ipairs({ 'ref', 'md', 'stream', 'v' }) do
+for _, name in ipairs({ 'ref', 'md', 'stream', 'v', 'reply', 'context' }) do
   if f[name] then
     redis.call('HSET', job, name, f[name])
   end

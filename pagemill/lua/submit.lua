@@ -17,10 +17,11 @@
 --   qt:<lane>         hash    tokens that wait, by tenant
 --   st, guard, streams, bell:<lane>
 -- ARGV
---   1 most tokens that may wait, 0 for no limit; then 15 a job:
+--   1 most tokens that may wait, 0 for no limit; then 17 a job:
 --   1 id   2 fingerprint   3 idempotency name or ""   4 payload   5 payload ref (one of the two is "")
 --   6 lane   7 tenant   8 estimated tokens   9 timeout ms or 0   10 result ttl s   11 stream 0/1
 --   12 seed   13 metadata JSON or ""   14 batch or ""   15 version of the job
+--   16 stream of replies or ""   17 context of the reply or ""
 -- Returns
 --   one a job: 1 for taken in | {"DUP", first id, its state, its payload ref} | {"CONFLICT", first id}
 --   | {"BUSY", "memory" | "tokens" | "tenant" | "lane", retry ms}

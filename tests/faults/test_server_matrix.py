@@ -14,6 +14,7 @@ from redis import Redis
 from pagemill.client import Client
 from pagemill.errors import Busy, QueueUnavailable
 from pagemill.messages import Checkpoint, Renewal
+from pagemill.replies import Replies
 from producers.local_redis import local_redis
 from tests.chaos.driver import chaos
 from tests.chaos.network import failover_chaos, network_chaos
@@ -39,6 +40,25 @@ def server(request: pytest.FixtureRequest) -> Iterator[str]:
 @pytest.fixture
 def server_url(server: str) -> str:
     return server
+
+
+def test_an_end_is_told(client: Client, consumer: MakeConsumer, redis: Redis, queue: str) -> None:
+    """
+    A reply is written with the end, and is another reader's where the first one left it.
+    """
+    job = a_job(reply_to="inbox", reply_context="c")
+    client.submit(job)
+    worker = consumer()
+    worker.finish(*worker.pull())
+    lost = Replies(redis, queue, "inbox", block_s=0.01).take()
+    heir = Replies(redis, queue, "inbox", block_s=0.01, claim_s=0.05)
+
+    found = wait_for(heir.take)
+    heir.ack(found)
+
+    assert lost == found
+    assert [(job.id, "done", "c")] == [(one.job_id, one.status, one.context) for one in found]
+    assert [] == heir.take()
 
 
 def test_a_job_goes_in_once_and_ends_once(client: Client, consumer: MakeConsumer, redis: Redis, queue: str) -> None:

@@ -65,8 +65,9 @@ def test_what_was_added_since_version_1_is_known() -> None:
     A field that is added to a job without a version of its own breaks here: old workers would refuse it.
     """
     grammars = {f"options.{name}" for name in GRAMMARS}
-    assert {"batch": 2, **dict.fromkeys(grammars, 2)} == JOB_FIELDS_SINCE
-    assert set(JOB_FIELDS_SINCE) - grammars == set(Job.model_fields) - FIELDS_OF_1["Job"]
+    fields = {"batch", "reply_to", "reply_context"}
+    assert dict.fromkeys(fields | grammars, 2) == JOB_FIELDS_SINCE
+    assert fields == set(Job.model_fields) - FIELDS_OF_1["Job"]
     # json_schema was a name without use
     assert {"regex", "choice"} == set(Options.model_fields) - FIELDS_OF_1["Options"]
     assert {"gpu_ms"} == set(Usage.model_fields) - FIELDS_OF_1["Usage"]

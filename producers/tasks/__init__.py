@@ -1,0 +1,1 @@
+"""Celery's side of Pagemill: tasks that other services call by name, and what completes them."""

@@ -1,0 +1,113 @@
+"""The completer's loop: what it does again, what it gives up, and that it stops."""
+
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+from celery import Celery, states
+from kombu.exceptions import OperationalError
+from redis import Redis
+
+from pagemill.client import Client
+from pagemill.keys import MODELS, QueueKeys
+from pagemill.replies import Reply
+from producers.tasks import completer as module
+from producers.tasks.completer import Completer, Completers
+from producers.tasks.completion import Completion
+from producers.tasks.ids import job_id_of
+from producers.tasks.settings import CelerySettings
+from tests.producers.tasks.test_completion import a_request, state_of, submitted, value_of
+from tests.support.servers import MakeConsumer, wait_for
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PAUSE_S", 0.01)
+    monkeypatch.setattr(module, "LOOK_S", 0.05)
+
+
+@pytest.fixture
+def own(settings: CelerySettings, server_url: str, queue: str) -> CelerySettings:
+    return settings.model_copy(update={"redis_url": server_url, "queue": queue})
+
+
+@pytest.fixture
+def run(app: Celery, own: CelerySettings) -> Iterator[Callable[[], None]]:
+    """Starts a completer of the test's queue, which ends with the test."""
+    stop = threading.Event()
+    thread = Completer(app, own, own.queue, stop)
+    yield thread.start
+    stop.set()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def left(redis: Redis, queue: str) -> int:
+    """Replies that are still there."""
+    return int(redis.xlen(QueueKeys(queue).replies("celery")))
+
+
+def test_it_tries_again_while_something_is_away(
+    app: Celery, run: Callable[[], None], client: Client, consumer: MakeConsumer, redis: Redis, queue: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """
+    A reply is not acknowledged before its task is complete.
+    """
+    complete, seen = Completion.complete, []
+
+    def away_at_first(self: Completion, reply: Reply) -> None:
+        seen.append(left(redis, queue))
+        if len(seen) < 4:
+            raise OperationalError("the broker is away")
+        complete(self, reply)
+
+    monkeypatch.setattr(Completion, "complete", away_at_first)
+    request = a_request()
+    submitted(client, request)
+    worker = consumer()
+    worker.finish(*worker.pull())
+    run()
+
+    wait_for(lambda: left(redis, queue) == 0)
+    assert ([1, 1, 1, 1], states.SUCCESS) == (seen, state_of(app, request.id))
+
+
+def test_what_it_cannot_do_fails_and_does_not_come_again(
+    app: Celery, run: Callable[[], None], client: Client, consumer: MakeConsumer, redis: Redis, queue: str
+) -> None:
+    """
+    A callback that is none breaks the completing of its own task alone.
+    """
+    broken, sound = a_request(callbacks=[{"task": None, "args": 7}]), a_request()
+    worker = consumer()
+    for request in (broken, sound):
+        submitted(client, request)
+        worker.finish(*worker.pull())
+    run()
+
+    wait_for(lambda: left(redis, queue) == 0)
+    assert (states.FAILURE, states.SUCCESS) == (state_of(app, broken.id), state_of(app, sound.id))
+    assert "ResultLost" == type(value_of(app, broken.id)).__name__
+
+
+def test_other_queues_are_found(
+    app: Celery, own: CelerySettings, client: Client, consumer: MakeConsumer, redis: Redis, queue: str, server_url: str
+) -> None:
+    """
+    A worker may open a queue for another model later: its replies are read too.
+    """
+    assert consumer
+    stop = threading.Event()
+    completers = Completers(own, stop)
+    completers.start()
+    redis.hset(MODELS, "other", f"{queue}-other")
+    request = a_request()
+    submitted(client, request, model="other")
+    client.cancel(job_id_of(request.id))
+
+    wait_for(lambda: state_of(app, request.id) == states.REVOKED)
+    stop.set()
+    completers.join(10)
+    assert not completers.is_alive()
+    assert server_url
