@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote_to_bytes, urlsplit
 from uuid import uuid4
 
 from pagemill.errors import ObjectChanged, ObjectExists, ObjectNotFound, ObjectStoreError, StoreAway
@@ -104,7 +104,8 @@ class FileStore:
         parts = urlsplit(url)
         if parts.scheme != "file":
             raise ObjectStoreError(f"the object {url!r} is not in {self}")
-        return self._inside(Path(unquote(parts.path)))
+        # a file's name may be no text
+        return self._inside(Path(os.fsdecode(unquote_to_bytes(parts.path))))
 
     def _inside(self, path: Path) -> Path:
         # resolved: neither dots nor links lead out
