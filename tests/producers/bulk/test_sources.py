@@ -275,6 +275,17 @@ def test_patterns(tmp_path: Path) -> None:
     assert {"a1.txt"} == names("deep/*.txt")
 
 
+def test_a_file_that_is_called_like_a_pattern(tmp_path: Path) -> None:
+    """
+    What is there under the very name is meant.
+    """
+    (tmp_path / "a[1].txt").write_text("this")
+    (tmp_path / "a1.txt").write_text("not this")
+    source = open_source(str(tmp_path / "a[1].txt"))
+
+    assert [Document(0, "a[1].txt", "this")] == read_all(source, list(source.chunks(10)))
+
+
 def test_a_name_that_is_no_text(tmp_path: Path) -> None:
     """
     A file whose name is no UTF-8 is read, and its id tells the bytes.
