@@ -199,11 +199,12 @@ def test_ids_that_come_again_are_faults_of_the_later_rows(tmp_path: Path, save: 
 
 def test_many_small_objects_share_chunks(tmp_path: Path) -> None:
     """
-    A chunk may have rows of several objects; their numbers run through, and duplicates are found across.
+    A chunk may have rows of several objects, each with a mark at its beginning and blank lines at its end; their
+    numbers run through, and duplicates are found across.
     """
     for number in range(10):
         rows = [{"custom_id": f"{number}-{row}", "text": "t"} for row in range(7)]
-        (tmp_path / f"{number}.jsonl").write_bytes(jsonl(rows) + b"\n\n")
+        (tmp_path / f"{number}.jsonl").write_bytes(b"\xef\xbb\xbf" + jsonl(rows) + b"\n\n")
     (tmp_path / "9.jsonl").write_bytes(jsonl([{"custom_id": "0-0", "text": "t"}]))
     source = open_source(str(tmp_path))
 
@@ -216,14 +217,19 @@ def test_many_small_objects_share_chunks(tmp_path: Path) -> None:
     assert [63] == [item.row for item in found if isinstance(item, RowFault)]
 
 
-def test_a_chunk_has_an_end_in_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("save", FORMATS)
+def test_a_chunk_has_an_end_in_bytes(tmp_path: Path, save: Save, monkeypatch: pytest.MonkeyPatch) -> None:
     """
     Few large rows make a chunk, so that what is read for one is bounded.
     """
-    monkeypatch.setattr("producers.bulk.sources.MAX_CHUNK_BYTES", 1000)
-    source = open_source(str(save_jsonl(tmp_path, [{"text": "x" * 400} for _ in range(10)])))
+    monkeypatch.setattr("producers.bulk.sources.MAX_CHUNK_BYTES", 10_000)
+    rng = random.Random(0)
+    source = open_source(str(save(tmp_path, [{"text": rng.randbytes(2000).hex()} for _ in range(10)])))
 
-    assert [3, 3, 3, 1] == [chunk.num_rows for chunk in source.chunks(100)]
+    chunks = list(source.chunks(100))
+
+    assert [3, 3, 3, 1] == [chunk.num_rows for chunk in chunks]
+    assert 40_000 < sum(chunk.size_bytes for chunk in chunks) < 50_000
 
 
 def test_a_folder_of_texts(tmp_path: Path) -> None:
