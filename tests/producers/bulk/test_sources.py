@@ -360,12 +360,12 @@ def test_a_file_that_is_not_whole(tmp_path: Path, save: Save, fault: str) -> Non
 
 def test_a_bomb_is_unpacked_in_bounded_memory(tmp_path: Path) -> None:
     """
-    A line of 200 MB in a small file is one fault.
+    A line of 80 MB in a small file is one fault.
     """
     with gzip.open(tmp_path / "in.jsonl.gz", "wb", compresslevel=1) as file:
-        for _ in range(200):
+        for _ in range(80):
             file.write(b"x" * 1_000_000)
-    (tmp_path / "in2.jsonl.zst").write_bytes(zstandard.ZstdCompressor(level=1).compress(b"x" * 200_000_000))
+    (tmp_path / "in2.jsonl.zst").write_bytes(zstandard.ZstdCompressor(level=1).compress(b"x" * 80_000_000))
     source = open_source(str(tmp_path))
 
     tracemalloc.start()
@@ -373,10 +373,10 @@ def test_a_bomb_is_unpacked_in_bounded_memory(tmp_path: Path) -> None:
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
 
-    assert ["200,000,000 bytes"] * 2 == [
+    assert ["80,000,000 bytes"] * 2 == [
         str(item.message).partition(":")[0] for item in (first, second) if isinstance(item, RowFault)
     ]
-    assert peak < 80_000_000
+    assert peak < 60_000_000
 
 
 def counted_ranges(source: Source, monkeypatch: pytest.MonkeyPatch) -> list[int]:
