@@ -1,0 +1,102 @@
+"""Read rows of JSON lines, all of an object or a window of it."""
+
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any, NoReturn
+
+from pagemill.object_store import ObjectStore
+from pagemill.objects import ObjectEntry
+from producers.bulk.columns import Columns, Item, fault
+from producers.bulk.lines import LineSplitter, LongLine
+from producers.bulk.windows import windows
+
+_BOM = b"\xef\xbb\xbf"
+
+
+class JsonlReader:
+    """Reads JSON lines that lie in an object as they are: any window of bytes can be read alone."""
+
+    def __init__(self, store: ObjectStore, columns: Columns) -> None:
+        self._store = store
+        self._columns = columns
+
+    def rows(
+        self, entry: ObjectEntry, first_row: int, start: int = 0, end: int | None = None
+    ) -> Iterator[tuple[Item, int]]:
+        """Each row with the offset of the byte behind it."""
+        data = windows(self._store, entry.url, entry.etag, start, entry.size if end is None else end)
+        return rows_of(data, self._columns, first_row, start)
+
+
+def rows_of(data: Iterable[bytes], columns: Columns, first_row: int, start: int) -> Iterator[tuple[Item, int]]:
+    """
+    The rows of lines that begin at byte `start` of an object, each with the offset of the byte behind it.
+
+    A blank line between rows is a fault; behind the last row it is nothing.
+    """
+    row, position = first_row, start
+    # ends of blank lines of which nobody knows yet whether a row comes behind them
+    blank: list[int] = []
+    for lines, num_ends in _lines(data, columns.max_bytes):
+        for line in lines:
+            content = line.removeprefix(_BOM) if position == 0 and isinstance(line, bytes) else line
+            position += len(line) + num_ends
+            if isinstance(content, bytes) and (not content or content.isspace()):
+                blank.append(position)
+                continue
+            for end in blank:
+                yield fault(row, "blank_line", "a blank line between rows: want one JSON object a line"), end
+                row += 1
+            blank.clear()
+            yield parse(content, columns, row), position
+            row += 1
+
+
+def _lines(data: Iterable[bytes], max_bytes: int) -> Iterator[tuple[list[bytes | LongLine], int]]:
+    """Lines, and how many bytes end each of them: the last one may have no end."""
+    splitter = LineSplitter(max_bytes)
+    for window in data:
+        yield splitter.feed(window), 1
+    yield splitter.finish(), 0
+
+
+def parse(line: bytes | LongLine, columns: Columns, row: int) -> Item:
+    """One line as a document, or what is wrong with it."""
+    if isinstance(line, LongLine):
+        return columns.too_long(row, None, len(line))
+    try:
+        values = _DECODER.decode(line.decode())
+    except UnicodeDecodeError as error:
+        return fault(row, "invalid_encoding", f"byte {error.start} of the line is no UTF-8: {error.reason}")
+    except (ValueError, RecursionError) as error:
+        return fault(row, "invalid_json", _place(error))
+    if type(values) is not dict:
+        return fault(row, "not_an_object", f"a {type(values).__name__}: want a JSON object with {columns.text!r}")
+    # half of a pair, as an escape: no text that could be sent or written
+    if b"\\u" in line and not _is_text(values):
+        return fault(row, "invalid_encoding", "an escape is half of a surrogate pair")
+    return columns.item(values, row)
+
+
+def _no_number(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_no_number)
+
+
+def _is_text(values: dict[str, Any]) -> bool:
+    try:
+        json.dumps(values, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _place(error: Exception) -> str:
+    # the error's own text may quote the row's
+    if isinstance(error, json.JSONDecodeError):
+        return f"{error.msg} at character {error.pos:,}"
+    if isinstance(error, RecursionError):
+        return "nested too deep"
+    return "a number that JSON does not have, or too long a one"
