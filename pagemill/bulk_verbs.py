@@ -41,7 +41,9 @@ class BulkVerbs(ClientBase):
                 if self._store is None:
                     raise ObjectStoreError(f"a result is at {url}: give the client that object_store")
                 self._store.delete(url)
-            num_known += sum(state is not None for state in run_many(self._redis, [calls.forget(keys, i) for i in chunk]))
+            num_known += sum(
+                state is not None for state in run_many(self._redis, [calls.forget(keys, i) for i in chunk])
+            )
         return num_known
 
     def take_lease(self, name: str, holder: str, lease_s: float) -> tuple[str, float]:

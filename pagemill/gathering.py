@@ -114,4 +114,3 @@ class Gathering:
             else:
                 continue
             self._open.discard(job_id)
-

@@ -3,7 +3,7 @@ Puts the rows of an input through a queue, with bounded work in flight, and writ
 
 It knows neither prompts nor files. Whoever runs something of that kind gives it four things:
 
-- chunks, each with an `index` and the number of its rows, in any order;
+- chunks: whatever `read` and `write` can work with, each small;
 - `read(chunk)`, the chunk's items in order: documents, faults of rows, and rows that are known
   already (`Kept`);
 - a `Task`: `work(document)` is a generator that yields lists of jobs, is sent their results, and
@@ -40,6 +40,7 @@ from pagemill.messages import Accepted
 from pagemill.schema import Failure, Job, Result, ResultStatus
 from producers.bulk.rows import Document, RowFault
 
+C = TypeVar("C")
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 
@@ -60,15 +61,6 @@ WRITERS = 4
 AWAY_S = 600.0
 
 
-class ChunkLike(Protocol):
-    @property
-    def index(self) -> int: ...
-
-
-C = TypeVar("C", bound=ChunkLike)
-C_contra = TypeVar("C_contra", bound=ChunkLike, contravariant=True)
-
-
 @dataclass(frozen=True, slots=True)
 class Kept(Generic[R]):
     """A row that has its answer from an earlier run."""
@@ -76,14 +68,10 @@ class Kept(Generic[R]):
     row: R
 
 
-class Task(Protocol[R]):
-    def work(self, document: Document) -> Work[R]: ...
+class Task(Protocol[R_co]):
+    def work(self, document: Document) -> Generator[Sequence[Job], Sequence[Result], R_co]: ...
 
-    def fault(self, fault: RowFault) -> R: ...
-
-
-class Write(Protocol[C_contra, R]):
-    def __call__(self, chunk: C_contra, rows: list[R], /) -> None: ...
+    def fault(self, fault: RowFault) -> R_co: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,10 +143,10 @@ class Runner(Generic[C, R]):
         client: Client,
         task: Task[R],
         read: Callable[[C], Iterable[Document | RowFault | Kept[R]]],
-        write: Write[C, R],
+        write: Callable[[C, list[R]], object],
         *,
         model: str | None = None,
-        limits: Limits = Limits(),  # noqa: B008
+        limits: Limits = Limits(),
         reopen: Callable[[], object] = lambda: None,
         end_late: Callable[[], object] = lambda: None,
         on_turn: Callable[[Counts], object] = lambda _: None,

@@ -21,7 +21,7 @@ from pagemill.settings import config_file
 from producers.bulk.errors import SpecError
 
 # how fast and at what price does not change what comes out
-_NOT_IN_FINGERPRINT = {"name", "output", "max_jobs", "max_tokens", "deadline", "prompt_price", "completion_price"}
+FREE_FIELDS = frozenset({"max_jobs", "max_tokens", "deadline", "prompt_price", "completion_price"})
 
 Fraction = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
@@ -122,13 +122,26 @@ class BulkSpec(BaseModel):
         urls = {"input": self.input, "output": self.output}
         return self.model_copy(update={name: url.replace("{date}", day.isoformat()) for name, url in urls.items()})
 
+    def changed(self, fields: Mapping[str, Any]) -> Self:
+        """
+        The same job with other limits or prices.
+
+        Raises:
+            SpecError: another field would make it another job, or a value is wrong.
+        """
+        fixed = sorted(fields.keys() - FREE_FIELDS)
+        if fixed:
+            free = ", ".join(sorted(FREE_FIELDS))
+            raise SpecError(f"{fixed[0]} of a job that has begun cannot be changed; {free} can")
+        return self.build(self.model_dump(exclude_unset=True) | dict(fields)) if fields else self
+
     @property
     def has_date(self) -> bool:
         return "{date}" in self.input + self.output
 
     def fingerprint(self) -> str:
         """What two jobs share that give the same answers to the same input."""
-        fields = self.model_dump(mode="json", exclude=_NOT_IN_FINGERPRINT)
+        fields = self.model_dump(mode="json", exclude={"name", "output", *FREE_FIELDS})
         if self.template_text is not None:
             # the same file may lie elsewhere
             del fields["template"]

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import Protocol
 
 # what a part may end behind, best first: a paragraph, a line, a sentence, a word
-_BORDERS = tuple(re.compile(pattern) for pattern in (r"\n[ \t]*\n\s*", r"\n\s*", r"[.!?…][\"')\]»”’]*\s+|[。！？]\s*", r"\s+"))
+_BORDERS = tuple(
+    re.compile(pattern) for pattern in (r"\n[ \t]*\n\s*", r"\n\s*", r"[.!?…][\"')\]»”’]*\s+|[。！？]\s*", r"\s+")
+)
 
 # a border this far before the end of what fits is not worth a shorter part
 _LOOK_BACK = 0.5

@@ -88,10 +88,12 @@ class BulkTask:
         error = RowError(code=fault.code, message=fault.message)
         return OutputRow(custom_id=fault.custom_id, row=fault.row, status="failed", error=error)
 
-    def _levels(self, document: Document, spent: _Spent) -> Generator[Sequence[Job], Sequence[Result], Sequence[Result]]:
+    def _levels(
+        self, document: Document, spent: _Spent
+    ) -> Generator[Sequence[Job], Sequence[Result], Sequence[Result]]:
         """All rounds of asking; the results of the last one, or the first that have failed."""
-        empty = self._prompter.messages(document, "", Place("map", 1, 2))
-        asking = levels(document.text, self._plan, sum((message.content for message in empty), start=""))
+        empty = self._prompter.messages(document, ".", Place("map", 1, 2))
+        asking = levels(document.text, self._plan, "".join(message.content for message in empty))
         texts, level = next(asking), 0
         while True:
             places = _places(len(texts), level)
