@@ -12,18 +12,20 @@ from typing import Any
 
 from pagemill.client import Client
 from pagemill.object_store import open_store
+from producers.bulk.decoders import read_rows
 from producers.bulk.manifest import read_manifest, verify_manifest
 from producers.bulk.planner import read_plan
 from producers.bulk.rows import OutputRow
 from producers.bulk.shards import list_shards, shard_name
-from producers.bulk.decoders import read_rows
 from tests.support.services import CHECKOUT
 
 
 def write_documents(path: Path, num_documents: int, **fields: Any) -> Path:
     """A JSONL file of short texts, no two alike."""
     lines = (
-        json.dumps({"custom_id": f"doc-{number}", "text": f"Document {number} tells of {number * 7919 % 1009}.", **fields})
+        json.dumps(
+            {"custom_id": f"doc-{number}", "text": f"Document {number} tells of {number * 7919 % 1009}.", **fields}
+        )
         for number in range(num_documents)
     )
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
