@@ -139,7 +139,8 @@ class Runner(Generic[C, R]):
                     self._end(result)
                 for job_id in gathered.lost:
                     self._send_again(job_id)
-                self._hand_over(writers, idle=not self._sent and not self._pending)
+                idle = not self._sent and not self._pending and not (more and self._may_read())
+                self._hand_over(writers, idle=idle)
                 self._report()
             self._settle_writes(wait(self._writes).done)
         self._report()
@@ -157,12 +158,15 @@ class Runner(Generic[C, R]):
 
     def _fill(self) -> bool:
         """Take documents as long as there is room for their jobs; False where there are no more."""
-        while self._wants_more() and len(self._open) + len(self._writes) <= MAX_OPEN:
+        while self._wants_more() and self._may_read():
             taken = next(self._source, None)
             if taken is None:
                 return False
             self._begin(*taken)
         return True
+
+    def _may_read(self) -> bool:
+        return len(self._open) + len(self._writes) <= MAX_OPEN
 
     def _wants_more(self) -> bool:
         num_jobs = len(self._sent) + len(self._pending)

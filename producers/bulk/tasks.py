@@ -8,7 +8,7 @@ from hashlib import blake2b
 from typing import Any
 
 from pagemill.errors import InvalidJob
-from pagemill.schema import Job, Options, Result, ResultStatus, Usage
+from pagemill.schema import Job, Message, Options, Result, ResultStatus, Usage
 from producers.bulk.errors import SpecError
 from producers.bulk.map_reduce import Plan, TooLong, levels
 from producers.bulk.prompts import NEEDS, Place, Prompter, TemplateFailed, read_template
@@ -92,13 +92,20 @@ class BulkTask:
         self, document: Document, spent: _Spent
     ) -> Generator[Sequence[Job], Sequence[Result], Sequence[Result]]:
         """All rounds of asking; the results of the last one, or the first that have failed."""
+        whole = self._prompter.messages(document, document.text)
+        if self._plan.surely_fits(sum(len(message.content.encode(errors="replace")) for message in whole)):
+            results = yield [self._job(document, whole, Place(), 0)]
+            spent.add(results[0].usage)
+            return results
         empty = self._prompter.messages(document, ".", Place("map", 1, 2))
         asking = levels(document.text, self._plan, "".join(message.content for message in empty))
         texts, level = next(asking), 0
         while True:
             places = _places(len(texts), level)
-            jobs = [self._job(document, text, place, level) for text, place in zip(texts, places, strict=True)]
-            results = yield jobs
+            results = yield [
+                self._job(document, self._prompter.messages(document, text, place), place, level)
+                for text, place in zip(texts, places, strict=True)
+            ]
             for result in results:
                 spent.add(result.usage)
             bad = [result for result in results if result.status != "done"]
@@ -109,10 +116,10 @@ class BulkTask:
             except StopIteration:
                 return results
 
-    def _job(self, document: Document, text: str, place: Place, level: int) -> Job:
+    def _job(self, document: Document, messages: tuple[Message, ...], place: Place, level: int) -> Job:
         spec = self._spec
         fields: dict[str, Any] = {
-            "messages": self._prompter.messages(document, text, place),
+            "messages": messages,
             "options": self._options,
             "lane": spec.lane,
             "tenant": spec.tenant,
