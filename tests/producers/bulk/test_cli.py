@@ -51,7 +51,8 @@ def test_named_jobs_take_flags_over_their_section(served_url: str, tmp_path: Pat
     write_documents(tmp_path / "2026-12-01.jsonl", 5)
     (tmp_path / "pagemill.toml").write_text(
         f'redis_url = "{served_url}"\n[bulk.nightly]\ninput = "{{date}}.jsonl"\noutput = "out-{{date}}"\n'
-        'template = "classify"\nstructured = false\nparams = { labels = ["a", "b"] }\n[bulk.nightly.options]\nmax_tokens = 3\n'
+        'template = "classify"\nstructured = false\nparams = { labels = ["a", "b"] }\n'
+        "[bulk.nightly.options]\nmax_tokens = 3\n"
     )
     command = bulk_command("run", "nightly", "--date", "2026-12-01", "--limit", "4", "--output-format", "jsonl")
     environment = {"PYTHONPATH": str(CHECKOUT), "PATH": ""}
