@@ -52,6 +52,12 @@ class Tokenizer:
         source = _template_source(folder, config)
         self.chat_template = None if source is None else ChatTemplate(source, self.special_tokens)
 
+    def to_json(self) -> str:
+        """
+        Write the tokenizer as a tokenizer.json, which counts as this one does.
+        """
+        return self._backend.to_str()
+
     def encode(self, text: str) -> TokenIds:
         """
         Encode a plain prompt, with the special tokens that the tokenizer puts around it.

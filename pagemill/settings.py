@@ -24,6 +24,8 @@ RESERVED = frozenset({"config", "cache"})
 
 # how the names of programs begin that not every installation has; each of them checks its own
 PROGRAMS = ("celery_",)
+# tables of the file that are no settings: other parts of Pagemill read them
+SECTIONS = frozenset({"bulk"})
 
 
 class Settings(BaseSettings):
@@ -68,7 +70,7 @@ class Settings(BaseSettings):
         _refuse_unknown(given, set(cls.model_fields), "")
         path = config_file(os.environ)
         _refuse_unknown(_environment(os.environ), known | RESERVED, PREFIX, strict=strict)
-        _refuse_unknown(_read(path) if path else {}, known, f"{path}: ", strict=strict)
+        _refuse_unknown(_read(path) if path else {}, known | SECTIONS, f"{path}: ", strict=strict)
         try:
             return cls(**given)
         except ValidationError as error:
