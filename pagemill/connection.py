@@ -21,6 +21,7 @@ from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
+from pagemill.errors import SettingsError
 from pagemill.moving_server import (
     ASK_S,
     AsyncMovingConnection,
@@ -97,7 +98,17 @@ class _AnyServers:
         return self._url.kind == "cluster"
 
     def _slot(self, key: str) -> int:
-        return slot_of(key) if self.is_cluster else 0
+        """
+        Raises:
+            SettingsError: there is no key, and the servers are a cluster's.
+        """
+        if not self.is_cluster:
+            return 0
+        if not key:
+            raise SettingsError(
+                "the server's URL is a cluster's, and it takes a key to tell which of its nodes is meant"
+            )
+        return slot_of(key)
 
     def _place(self, slot: int) -> Place | None:
         if self._url.kind == "single":
