@@ -29,10 +29,17 @@ MIN_PAUSE_S = 0.05
 MAX_PAUSE_S = 2.0
 
 
+# what a connection ends with; redis-py takes the streams away from under one that writes
+LOSSES = (RedisError, OSError, AttributeError)
+
+
 class Ear:
     """What one wait has heard; names of channels, each once until they are taken."""
 
-    def __init__(self) -> None:
+    def __init__(self, channels: Iterable[str] = ()) -> None:
+        # not confirmed by the server; set when there are none, or there is no use in waiting
+        self.unconfirmed = set(channels)
+        self.settled = asyncio.Event()
         # something may have been missed: what is awaited is to be looked at, all of it
         self.missed = True
         self._heard: dict[str, None] = {}
@@ -44,6 +51,14 @@ class Ear:
         else:
             self._heard[channel] = None
         self._rang.set()
+
+    def confirm(self, channel: str) -> None:
+        self.unconfirmed.discard(channel)
+        if not self.unconfirmed:
+            self.settled.set()
+
+    def hush(self) -> None:
+        self._rang.clear()
 
     async def wait(self, timeout_s: float) -> None:
         """Return when there is cause to look, and after `timeout_s` at the latest."""
@@ -72,15 +87,12 @@ class Subscriber:
         self._servers = servers
         self._key = key
         self._task: asyncio.Task[None] | None = None
-        self._sending = asyncio.Lock()
+        # sent by the task: a wait that is given up must not break off in the middle of a command
+        self._outbox: asyncio.Queue[tuple[str, ...]] = asyncio.Queue()
 
         # who waits for what, and what of it the server has confirmed
         self._ears: dict[str, set[Ear]] = {}
         self._confirmed: set[str] = set()
-        self._changed = asyncio.Event()
-
-        # None before the first connection, and after a loss, which `_away` tells apart
-        self._connection: Any = None
         self._away = False
         self._refusal: ResponseError | None = None
 
@@ -97,14 +109,17 @@ class Subscriber:
         Raises:
             NotPermitted: the server does not let this user listen.
         """
-        ear, names = Ear(), list(channels)
+        names = list(channels)
+        ear = Ear(names)
         for name in names:
             self._ears.setdefault(name, set()).add(ear)
         try:
-            await self._subscribe(names)
+            await self._subscribe(ear, names)
+            # whoever listens looks first: what rang until now is no news
+            ear.hush()
             yield ear
         finally:
-            await self._unsubscribe(ear, names)
+            self._unsubscribe(ear, names)
 
     async def close(self) -> None:
         task, self._task = self._task, None
@@ -113,35 +128,33 @@ class Subscriber:
             with suppress(asyncio.CancelledError):
                 await task
 
-    async def _subscribe(self, names: Sequence[str]) -> None:
+    async def _subscribe(self, ear: Ear, names: Sequence[str]) -> None:
         if self._task is None or self._task.done():
             self._away, self._refusal = False, None
             self._task = asyncio.create_task(self._run())
-        await self._send("SUBSCRIBE", [name for name in names if name not in self._confirmed])
-        with suppress(TimeoutError):
-            async with asyncio.timeout(SILENCE_S):
-                while not (self._away or self._refusal or self._confirmed.issuperset(names)):
-                    await self._changed.wait()
+        for name in self._confirmed.intersection(names):
+            ear.confirm(name)
+        self._send("SUBSCRIBE", [name for name in names if name in ear.unconfirmed])
+        if ear.unconfirmed and not self._away:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(SILENCE_S):
+                    await ear.settled.wait()
         if self._refusal is not None:
             with translated():
                 raise self._refusal
 
-    async def _unsubscribe(self, ear: Ear, names: Sequence[str]) -> None:
+    def _unsubscribe(self, ear: Ear, names: Sequence[str]) -> None:
         for name in names:
             self._ears[name].discard(ear)
         unheard = [name for name in names if not self._ears[name]]
         for name in unheard:
             del self._ears[name]
         self._confirmed.difference_update(unheard)
-        await self._send("UNSUBSCRIBE", unheard)
+        self._send("UNSUBSCRIBE", unheard)
 
-    async def _send(self, command: str, names: Sequence[str]) -> None:
-        async with self._sending:
-            # a loss is the reader's to see: it connects again, and subscribes to all that is awaited then
-            with suppress(RedisError, OSError):
-                for part in in_chunks(names, CHANNELS_A_COMMAND):
-                    if self._connection is not None:
-                        await self._connection.send_command(command, *part, check_health=False)
+    def _send(self, command: str, names: Sequence[str]) -> None:
+        for part in in_chunks(names, CHANNELS_A_COMMAND):
+            self._outbox.put_nowait((command, *part))
 
     async def _run(self) -> None:
         """Listen while anybody waits; connect again after a loss."""
@@ -150,30 +163,39 @@ class Subscriber:
             try:
                 await self._listen()
                 pause_s = MIN_PAUSE_S
-            except (RedisError, OSError) as error:
+            except LOSSES as error:
                 if isinstance(error, ResponseError) and not is_not_ready(error):
                     self._refusal = error
                     break
                 self._away = True
-                self._wake()
+                self._settle()
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, MAX_PAUSE_S)
         # nothing may come between the last look at who waits and this
         self._task = None
-        self._wake()
+        self._settle()
 
     async def _listen(self) -> None:
         pool = self._servers.at(self._key).connection_pool
         connection = await pool.get_connection()
+        self._away = False
+        # from here on there is what is awaited now, and what the outbox gets
+        self._outbox = asyncio.Queue()
+        self._send("SUBSCRIBE", list(self._ears))
+        writer = asyncio.create_task(self._write(connection))
         try:
-            self._connection, self._away = connection, False
-            await self._send("SUBSCRIBE", list(self._ears))
             await self._read(connection)
         finally:
-            self._connection = None
+            writer.cancel()
             self._confirmed.clear()
             await connection.disconnect(nowait=True)
             await pool.release(connection)
+
+    async def _write(self, connection: Any) -> None:
+        # a loss ends the connection, which the reader sees
+        with suppress(*LOSSES):
+            while True:
+                await connection.send_command(*await self._outbox.get(), check_health=False)
 
     async def _read(self, connection: Any) -> None:
         asked = False
@@ -188,8 +210,7 @@ class Subscriber:
                 return
             else:
                 asked = True
-                async with self._sending:
-                    await connection.send_command("PING", check_health=False)
+                self._outbox.put_nowait(("PING",))
 
     def _hear(self, reply: Any) -> None:
         # without any channel, a PING is answered as anywhere
@@ -201,9 +222,11 @@ class Subscriber:
             self._confirmed.add(channel)
             # what was said before this is missed
             for ear in self._ears[channel]:
+                ear.confirm(channel)
                 ear.ring()
-            self._wake()
 
-    def _wake(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
+    def _settle(self) -> None:
+        """Nobody need wait for confirmations now."""
+        for ears in self._ears.values():
+            for ear in ears:
+                ear.settled.set()
