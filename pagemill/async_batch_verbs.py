@@ -5,10 +5,9 @@ from collections.abc import AsyncIterator, Mapping
 from pagemill import batches
 from pagemill.batches import Batch, read_batch
 from pagemill.client_base import AsyncClientBase
-from pagemill.client_core import Deadline
+from pagemill.client_core import SHARED_POLL_S, Deadline, Outage
 from pagemill.keys import QueueKeys
 from pagemill.messages import BatchStatus
-from pagemill.scripts import run_async, translated
 
 
 class AsyncBatchVerbs(AsyncClientBase):
@@ -48,13 +47,13 @@ class AsyncBatchVerbs(AsyncClientBase):
         batch = Batch.build(id=batch_id, metadata=dict(metadata or {}), **fields)
         await self._learn_models([model])
         keys = self._directory.route(model)
-        status = await run_async(self._redis, batches.create_batch(keys, batch))
+        status = await self._run(batches.create_batch(keys, batch))
         self._directory.settle(_name(batch.id), keys)
         return status
 
     async def seal_batch(self, batch_id: str) -> BatchStatus:
         """Let no more jobs join: the batch ends with its last open job, at once where it has none."""
-        return await run_async(self._redis, batches.seal_batch(await self._locate_batch(batch_id), batch_id))
+        return await self._run(batches.seal_batch(await self._locate_batch(batch_id), batch_id))
 
     async def batch_status(self, batch_id: str) -> BatchStatus:
         """Where the batch stands."""
@@ -67,7 +66,7 @@ class AsyncBatchVerbs(AsyncClientBase):
         Jobs that wait end now, or within a few sweeps where they are many; those that run end
         within a third of a lease. A batch that has ended stays as it is.
         """
-        return await run_async(self._redis, batches.cancel_batch(await self._locate_batch(batch_id), batch_id))
+        return await self._run(batches.cancel_batch(await self._locate_batch(batch_id), batch_id))
 
     async def wait_batch(self, batch_id: str, wait_s: float | None = None) -> BatchStatus:
         """
@@ -90,18 +89,18 @@ class AsyncBatchVerbs(AsyncClientBase):
         """
         keys = await self._locate_batch(batch_id)
         deadline = Deadline(wait_s, f"batch {batch_id} has not ended")
-        last = None
-        with translated():
-            async with self._redis.pubsub(ignore_subscribe_messages=True) as channel:
+        outage = Outage(deadline.end)
+        last = await self._read_batch(keys, batch_id)
+        yield last
+        async with self._subscriber.listen([keys.batch_channel(batch_id)]) as ear:
+            while not last.ended:
                 # subscribed first, so that an end between look and wait is heard
-                await channel.subscribe(keys.batch_channel(batch_id))
-                while last is None or not last.ended:
-                    status = await self._read_batch(keys, batch_id)
-                    if status != last:
-                        yield status
-                    last = status
-                    if not status.ended:
-                        await channel.get_message(timeout=deadline.left_s())
+                status = await self._ride_out(outage, lambda: self._read_batch(keys, batch_id))
+                if status == last:
+                    await ear.wait(deadline.left_s(SHARED_POLL_S))
+                    continue
+                last = status
+                yield last
 
     async def list_batches(self, limit: int = 100) -> list[BatchStatus]:
         """The newest batches of this client's queue, those that have ended too; none for a limit of 0."""

@@ -3,16 +3,19 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from functools import partial
+from math import inf
 from typing import Any
 
-from pagemill import calls, dead_letters
+from pagemill import calls
 from pagemill.async_batch_verbs import AsyncBatchVerbs
 from pagemill.calls import Answer, in_chunks
 from pagemill.client_core import (
     CHUNK,
-    POLL_S,
+    SHARED_POLL_S,
     Awaited,
     Deadline,
+    Outage,
     Ready,
     TextCursor,
     accepted_or_raise,
@@ -29,16 +32,16 @@ from pagemill.client_core import (
     reference_in,
     submit_calls,
 )
-from pagemill.dead_letters import DeadLetter, Reading
+from pagemill.dead_verbs import AsyncDeadVerbs
 from pagemill.errors import ObjectStoreError, QueueUnavailable
 from pagemill.keys import QueueKeys
 from pagemill.messages import TERMINAL_STATES, Accepted, JobState, JobStatus, QueueStats, TokenDelta
 from pagemill.schema import Job, Result
-from pagemill.scripts import run_async, run_many_async, translated
+from pagemill.scripts import translated
 from pagemill.shares import AsyncShareVerbs
 
 
-class AsyncClient(AsyncBatchVerbs, AsyncShareVerbs):
+class AsyncClient(AsyncBatchVerbs, AsyncDeadVerbs, AsyncShareVerbs):
     """
     As Client, for one event loop.
 
@@ -49,27 +52,32 @@ class AsyncClient(AsyncBatchVerbs, AsyncShareVerbs):
     The object store is asked on threads, so that the loop goes on meanwhile.
     """
 
-    async def submit(self, job: Job | None = None, **fields: Any) -> Accepted:
+    async def submit(self, job: Job | None = None, *, wait_s: float = 0.0, **fields: Any) -> Accepted:
         """
         Put a job, or the fields of one, into the queue, once.
 
         Repeating it with the same Job object, the same id or the same idempotency key gives the
         first one's state. Fields without either are a new job in each call.
 
+        Args:
+            fields: As those of pagemill.schema.Job.
+            wait_s: Seconds to wait where the queue is busy or its server away, before that is raised.
+
         Raises:
             InvalidJob: the job cannot be served; `code` says why.
             UnknownModel: no worker serves its model.
             Conflict: the id or key is another job's.
             BatchNotFound, BatchClosed: its batch is unknown, or takes no more jobs.
-            Busy: the queue takes no more for now.
+            Busy: the queue takes no more for now; `reason` says what is full, `retry_after_s` for how long.
             ObjectStoreError: its payload is large and cannot be stored.
             QueueUnavailable: it may be in the queue or not; `job_id` is its id, which makes
                 submitting the same fields again safe.
         """
+        patience = time.monotonic() + wait_s
         made = Job.build(**fields) if job is None else job
-        ready = await self._prepare_all([made])
+        ready = await self._prepare_all([made], patience)
         try:
-            [accepted] = await self._submit_ready(ready, patience=0.0)
+            [accepted] = await self._submit_ready(ready, patience)
         except QueueUnavailable as error:
             raise in_doubt(error, made.id) from error
         return accepted
@@ -82,7 +90,7 @@ class AsyncClient(AsyncBatchVerbs, AsyncShareVerbs):
         the same Job objects is safe: what was accepted counts as duplicate.
 
         Args:
-            wait_s: How long in all to wait where the queue is busy, before Busy is raised.
+            wait_s: Seconds in all to wait where the queue is busy or its server away, before that is raised.
 
         Raises:
             As `submit`, for the first job that was refused; others of its chunk were sent.
@@ -90,21 +98,25 @@ class AsyncClient(AsyncBatchVerbs, AsyncShareVerbs):
         accepted: list[Accepted] = []
         patience = time.monotonic() + wait_s
         for chunk in in_chunks(jobs, CHUNK):
-            accepted += await self._submit_ready(await self._prepare_all(chunk), patience)
+            accepted += await self._submit_ready(await self._prepare_all(chunk, patience), patience)
         return accepted
 
-    async def _prepare_all(self, jobs: Sequence[Job]) -> list[Ready]:
-        await self._learn_models(job.model for job in jobs)
+    async def _prepare_all(self, jobs: Sequence[Job], patience: float) -> list[Ready]:
+        outage = Outage(patience, most_s=inf)
+        await self._ride_out(outage, lambda: self._learn_models([job.model for job in jobs]))
         return [await self._prepare(job) for job in jobs]
 
     async def _submit_ready(self, ready: Sequence[Ready], patience: float) -> list[Accepted]:
-        answers = await self._send(ready)
+        outage = Outage(patience, most_s=inf)
+        answers = await self._ride_out(outage, lambda: self._send(ready))
         while True:
             places, pause_s = busy_places(answers, patience)
             if not places:
                 break
             await asyncio.sleep(pause_s)
-            for place, answer in zip(places, await self._send([ready[place] for place in places]), strict=True):
+            again = [ready[place] for place in places]
+            replies = await self._ride_out(outage, partial(self._send, again))
+            for place, answer in zip(places, replies, strict=True):
                 answers[place] = answer
         if any(submission.ref for _, submission in ready):
             await asyncio.to_thread(discard_unused, ready, answers, self._store)
@@ -122,12 +134,17 @@ class AsyncClient(AsyncBatchVerbs, AsyncShareVerbs):
 
     async def _send(self, ready: Sequence[Ready]) -> list[Answer]:
         parts = submit_calls(ready, self._max_queued_tokens)
-        replies = await run_many_async(self._redis, [call for _, call in parts])
+        replies = await self._run_many([call for _, call in parts])
         return in_order((places for places, _ in parts), replies)
 
     async def result(self, job_id: str, wait_s: float | None = None) -> Result:
         """
         How the job ended; waits for it, without limit where `wait_s` is None.
+
+        A wait that has begun goes on while the server is away, for up to a minute.
+
+        Args:
+            wait_s: Most seconds to wait; 0 only looks.
 
         Raises:
             WaitTimeout: it has not ended.
@@ -139,12 +156,11 @@ class AsyncClient(AsyncBatchVerbs, AsyncShareVerbs):
             return await self._read_result(found)
         deadline = Deadline(wait_s, f"job {job_id} has not ended")
         deadline.left_s()
-        with translated():
-            async with self._redis.pubsub(ignore_subscribe_messages=True) as channel:
-                await channel.subscribe(keys.channel(job_id))
-                # subscribed first, so that an end between look and wait is heard
-                while (found := await self._look(keys, job_id)) is None:
-                    await channel.get_message(timeout=deadline.left_s())
+        outage = Outage(deadline.end)
+        async with self._subscriber.listen([keys.channel(job_id)]) as ear:
+            # subscribed first, so that an end between look and wait is heard
+            while (found := await self._ride_out(outage, lambda: self._look(keys, job_id))) is None:
+                await ear.wait(deadline.left_s(SHARED_POLL_S))
         return await self._read_result(found)
 
     async def text(self, job_id: str, wait_s: float | None = None) -> str:
@@ -174,9 +190,14 @@ class AsyncClient(AsyncBatchVerbs, AsyncShareVerbs):
         keys = await self._locate(job_id)
         cursor = TextCursor(offsets)
         deadline = Deadline(wait_s, f"job {job_id} has not ended")
-        while True:
+        outage = Outage(deadline.end)
+
+        async def news() -> tuple[bytes | None, list[Any]]:
             ended = await self._look(keys, job_id)
-            entries = await self._read(keys.tokens(job_id), cursor.entry_id, 0.0 if ended else deadline.left_s())
+            return ended, await self._read(keys.tokens(job_id), cursor.entry_id, 0.0 if ended else deadline.left_s())
+
+        while True:
+            ended, entries = await self._ride_out(outage, news)
             for delta in cursor.feed(entries):
                 yield delta
             if ended and (cursor.ended or not entries):
@@ -198,50 +219,58 @@ class AsyncClient(AsyncBatchVerbs, AsyncShareVerbs):
         Raises:
             WaitTimeout: some have not ended by then.
         """
-        awaited = await self._awaited(job_ids)
         deadline = Deadline(wait_s, "some jobs have not ended")
-        look_at = 0.0
-        while awaited := [one for one in awaited if not one.over]:
-            if time.monotonic() >= look_at:
-                # first of all what has ended already; later on for events that were trimmed
-                for one in awaited:
-                    async for result in self._take(one, sorted(one.job_ids or ())):
-                        yield result
-                look_at = time.monotonic() + 10 * POLL_S
-            for one in awaited:
-                left_s = deadline.left_s() if not one.over else 0.0
-                entries = await self._read(one.keys.events, one.entry_id, left_s / len(awaited))
-                async for result in self._take(one, one.ended(entries)):
-                    yield result
-
-    async def _awaited(self, job_ids: Iterable[str] | None) -> list[Awaited]:
+        outage = Outage(deadline.end)
+        own = self._directory.own
         if job_ids is None:
-            groups: dict[QueueKeys, set[str] | None] = {self._directory.own: None}
-        else:
-            groups = {}
-            for chunk in in_chunks(job_ids, CHUNK):
-                for job_id in chunk:
-                    wanted = groups.setdefault(await self._locate(job_id), set())
-                    if wanted is not None:
-                        wanted.add(job_id)
-        # where the events are now: read before the first look, so that none is missed
-        return [Awaited(keys, wanted, await self._last_event(keys)) for keys, wanted in groups.items()]
+            one = Awaited(own, None, await self._last_event(own))
+            while True:
+                one.hear(await self._ride_out(outage, lambda: self._events(one, deadline.left_s())))
+                async for result in self._take(one, list(one.heard), outage):
+                    yield result
+        awaited = await self._awaited(job_ids)
+        by_channel = {one.keys.channel(job_id): (one, job_id) for one in awaited for job_id in one.job_ids or ()}
+        async with self._subscriber.listen(by_channel) as ear:
+            look_at = 0.0
+            while awaited := [one for one in awaited if not one.over]:
+                missed = ear.missed or time.monotonic() >= look_at
+                for one, job_id in [by_channel[name] for name in ear.take()]:
+                    one.note(job_id)
+                for one in awaited:
+                    async for result in self._take(
+                        one, sorted(one.job_ids or ()) if missed else list(one.heard), outage
+                    ):
+                        yield result
+                if missed:
+                    look_at = time.monotonic() + 2 * SHARED_POLL_S
+                if not all(one.over for one in awaited):
+                    await ear.wait(deadline.left_s(max(0.0, look_at - time.monotonic())))
 
-    async def _take(self, one: Awaited, job_ids: Sequence[str]) -> AsyncIterator[Result]:
+    async def _events(self, one: Awaited, block_s: float) -> list[Any]:
+        return await self._read(one.keys.events, one.entry_id, block_s)
+
+    async def _awaited(self, job_ids: Iterable[str]) -> list[Awaited]:
+        groups: dict[QueueKeys, set[str]] = {}
         for chunk in in_chunks(job_ids, CHUNK):
-            for job_id, record, known in zip(chunk, *await self._look_many(one.keys, chunk), strict=True):
+            for job_id in chunk:
+                groups.setdefault(await self._locate(job_id), set()).add(job_id)
+        return [Awaited(keys, wanted) for keys, wanted in groups.items()]
+
+    async def _take(self, one: Awaited, job_ids: Sequence[str], outage: Outage) -> AsyncIterator[Result]:
+        for chunk in in_chunks(job_ids, CHUNK):
+            looked = await self._ride_out(outage, partial(self._look_many, one.keys, chunk))
+            for job_id, record, known in zip(chunk, *looked, strict=True):
                 if record is not None:
-                    if one.job_ids is not None:
-                        one.job_ids.discard(job_id)
+                    one.taken(job_id)
                     yield await self._read_result(record)
                 elif not known and one.job_ids is not None:
                     raise not_found(job_id)
+                one.heard.pop(job_id, None)
 
     async def status(self, job_id: str) -> JobStatus:
         """Where the job stands."""
         keys = await self._locate(job_id)
-        with translated():
-            values: Any = await self._redis.execute_command("HMGET", keys.job(job_id), *calls.STATUS_FIELDS)
+        [values] = await self._pipeline(("HMGET", keys.job(job_id), *calls.STATUS_FIELDS))
         status = calls.read_status(keys.queue, job_id, values)
         if status is None:
             raise not_found(job_id)
@@ -254,7 +283,7 @@ class AsyncClient(AsyncBatchVerbs, AsyncShareVerbs):
         "running" means that its worker has been asked and ends it within a third of a lease; a
         job that has ended stays as it is.
         """
-        state = await run_async(self._redis, calls.cancel(await self._locate(job_id), job_id))
+        state = await self._run(calls.cancel(await self._locate(job_id), job_id))
         if state is None:
             raise not_found(job_id)
         return state
@@ -275,7 +304,7 @@ class AsyncClient(AsyncBatchVerbs, AsyncShareVerbs):
                 raise ObjectStoreError(f"the result is at {url}: give the client that object_store")
             # before its record, so that a call that fails can be repeated
             await asyncio.to_thread(self._store.delete, url)
-        state = await run_async(self._redis, calls.forget(keys, job_id))
+        state = await self._run(calls.forget(keys, job_id))
         if state is None and record is None:
             raise not_found(job_id)
         # the call may have been made twice, where its first reply was lost
@@ -284,68 +313,6 @@ class AsyncClient(AsyncBatchVerbs, AsyncShareVerbs):
     async def stats(self) -> QueueStats:
         """Counters of this client's queue."""
         return calls.read_stats(*await self._pipeline(*calls.stats_commands(self._directory.own)))
-
-    async def dead_letters(self, limit: int = 100, after: str = "-") -> list[DeadLetter]:
-        """
-        Jobs of this client's queue that were given up, with their payloads; oldest first.
-
-        Args:
-            after: The `entry_id` behind which to begin, so that pages can follow one another.
-        """
-        reading = Reading(self._directory.own, limit, after)
-        while command := reading.next_command:
-            [entries] = await self._pipeline(command)
-            reading.feed(entries)
-        return reading.letters
-
-    async def dead_letter(self, entry_id: str) -> DeadLetter:
-        """
-        One of them.
-
-        Raises:
-            JobNotFound: there is no such letter (any more).
-        """
-        [entries] = await self._pipeline(dead_letters.one_command(self._directory.own, entry_id))
-        return dead_letters.read_one(entry_id, entries)
-
-    async def requeue_dead(self, entry_id: str) -> Accepted:
-        """
-        Run a dead letter's job anew under its id, ahead of its lane; its failed result goes.
-
-        Nothing happens where the job was submitted again meanwhile, or the letter was requeued within the
-        last hour: the answer is then a duplicate.
-        A raw entry that was refused is one again, under the same id, and is judged anew.
-
-        Raises:
-            JobNotFound: there is no such letter (any more).
-            InvalidJob: it never was a job.
-        """
-        return await run_async(self._redis, dead_letters.requeue(self._directory.own, entry_id))
-
-    async def purge_dead(
-        self, entry_ids: Iterable[str] = (), *, before_ms: int | None = None, older_than_s: float | None = None
-    ) -> int:
-        """
-        Delete dead letters for good: these, and those given up before a time; returns how many.
-
-        Args:
-            before_ms: A time by the server's clock, as in `DeadLetter.at_ms`.
-            older_than_s: Before now by the server's clock; 0 takes all that are there.
-
-        Raises:
-            JobNotFound: one of the ids can be no letter's; nothing was deleted. One that is gone is no error.
-        """
-        keys = self._directory.own
-        purged = sum(await run_many_async(self._redis, dead_letters.purge(keys, entry_ids)))
-        if older_than_s is not None:
-            [now] = await self._pipeline(("TIME",))
-            before_ms = max(before_ms or 0, dead_letters.cutoff_ms(now, older_than_s))
-        while before_ms is not None:
-            num_gone = await run_async(self._redis, dead_letters.purge_oldest(keys, before_ms))
-            purged += num_gone
-            if not num_gone:
-                break
-        return purged
 
     async def workers(self) -> dict[str, dict[str, str]]:
         """What the living workers of this client's queue say of themselves, by worker id."""
@@ -383,5 +350,6 @@ class AsyncClient(AsyncBatchVerbs, AsyncShareVerbs):
     async def _read(self, stream: str, after: str, block_s: float) -> list[Any]:
         block = ("BLOCK", max(1, round(block_s * 1000))) if block_s > 0 else ()
         with translated():
-            reply: Any = await self._redis.execute_command("XREAD", "COUNT", 512, *block, "STREAMS", stream, after)
+            server = self._servers.at(stream)
+            reply: Any = await server.execute_command("XREAD", "COUNT", 512, *block, "STREAMS", stream, after)
         return reply[0][1] if reply else []

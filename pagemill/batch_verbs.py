@@ -1,14 +1,15 @@
 """What a Client does with batches; pagemill/async_batch_verbs.py is its asyncio twin."""
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 
 from pagemill import batches
 from pagemill.batches import Batch, read_batch
 from pagemill.client_base import ClientBase
-from pagemill.client_core import Deadline
+from pagemill.client_core import Deadline, Outage
 from pagemill.keys import QueueKeys
 from pagemill.messages import BatchStatus
-from pagemill.scripts import run, translated
+from pagemill.scripts import translated
 
 
 class BatchVerbs(ClientBase):
@@ -54,13 +55,13 @@ class BatchVerbs(ClientBase):
         batch = Batch.build(id=batch_id, metadata=dict(metadata or {}), **fields)
         self._learn_models([model])
         keys = self._directory.route(model)
-        status = run(self._redis, batches.create_batch(keys, batch))
+        status = self._run(batches.create_batch(keys, batch))
         self._directory.settle(_name(batch.id), keys)
         return status
 
     def seal_batch(self, batch_id: str) -> BatchStatus:
         """Let no more jobs join: the batch ends with its last open job, at once where it has none."""
-        return run(self._redis, batches.seal_batch(self._locate_batch(batch_id), batch_id))
+        return self._run(batches.seal_batch(self._locate_batch(batch_id), batch_id))
 
     def batch_status(self, batch_id: str) -> BatchStatus:
         """Where the batch stands."""
@@ -73,7 +74,7 @@ class BatchVerbs(ClientBase):
         Jobs that wait end now, or within a few sweeps where they are many; those that run end
         within a third of a lease. A batch that has ended stays as it is.
         """
-        return run(self._redis, batches.cancel_batch(self._locate_batch(batch_id), batch_id))
+        return self._run(batches.cancel_batch(self._locate_batch(batch_id), batch_id))
 
     def wait_batch(self, batch_id: str, wait_s: float | None = None) -> BatchStatus:
         """
@@ -96,17 +97,22 @@ class BatchVerbs(ClientBase):
         """
         keys = self._locate_batch(batch_id)
         deadline = Deadline(wait_s, f"batch {batch_id} has not ended")
-        last = None
-        with translated(), self._redis.pubsub(ignore_subscribe_messages=True) as channel:
+        outage = Outage(deadline.end)
+        last = self._read_batch(keys, batch_id)
+        yield last
+        while not last.ended:
+            last = self._ride_out(outage, partial(self._hear_batch, keys, last, deadline, outage))
+            yield last
+
+    def _hear_batch(self, keys: QueueKeys, last: BatchStatus, deadline: Deadline, outage: Outage) -> BatchStatus:
+        """Where it stands when that is another than last."""
+        with translated(), self._servers.at(keys.base).pubsub(ignore_subscribe_messages=True) as channel:
             # subscribed first, so that an end between look and wait is heard
-            channel.subscribe(keys.batch_channel(batch_id))
-            while last is None or not last.ended:
-                status = self._read_batch(keys, batch_id)
-                if status != last:
-                    yield status
-                last = status
-                if not status.ended:
-                    channel.get_message(timeout=deadline.left_s())
+            channel.subscribe(keys.batch_channel(last.batch_id))
+            while (status := self._read_batch(keys, last.batch_id)) == last:
+                outage.over()
+                channel.get_message(timeout=deadline.left_s())
+        return status
 
     def list_batches(self, limit: int = 100) -> list[BatchStatus]:
         """The newest batches of this client's queue, those that have ended too; none for a limit of 0."""

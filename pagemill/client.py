@@ -2,9 +2,11 @@
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from math import inf
 from typing import Any
 
-from pagemill import calls, dead_letters
+from pagemill import calls
 from pagemill.batch_verbs import BatchVerbs
 from pagemill.bulk_verbs import BulkVerbs
 from pagemill.calls import Answer, in_chunks
@@ -13,6 +15,7 @@ from pagemill.client_core import (
     POLL_S,
     Awaited,
     Deadline,
+    Outage,
     Ready,
     TextCursor,
     accepted_or_raise,
@@ -29,16 +32,16 @@ from pagemill.client_core import (
     reference_in,
     submit_calls,
 )
-from pagemill.dead_letters import DeadLetter, Reading
+from pagemill.dead_verbs import DeadVerbs
 from pagemill.errors import ObjectStoreError, QueueUnavailable
 from pagemill.keys import QueueKeys
 from pagemill.messages import TERMINAL_STATES, Accepted, JobState, JobStatus, QueueStats, TokenDelta
 from pagemill.schema import Job, Result
-from pagemill.scripts import run, run_many, translated
+from pagemill.scripts import translated
 from pagemill.shares import ShareVerbs
 
 
-class Client(BatchVerbs, BulkVerbs, ShareVerbs):
+class Client(BatchVerbs, BulkVerbs, DeadVerbs, ShareVerbs):
     """
     A producer's door to the queue.
 
@@ -53,27 +56,32 @@ class Client(BatchVerbs, BulkVerbs, ShareVerbs):
     job id raise JobNotFound.
     """
 
-    def submit(self, job: Job | None = None, **fields: Any) -> Accepted:
+    def submit(self, job: Job | None = None, *, wait_s: float = 0.0, **fields: Any) -> Accepted:
         """
         Put a job, or the fields of one, into the queue, once.
 
         Repeating it with the same Job object, the same id or the same idempotency key gives the
         first one's state. Fields without either are a new job in each call.
 
+        Args:
+            fields: As those of pagemill.schema.Job.
+            wait_s: Seconds to wait where the queue is busy or its server away, before that is raised.
+
         Raises:
             InvalidJob: the job cannot be served; `code` says why.
             UnknownModel: no worker serves its model.
             Conflict: the id or key is another job's.
             BatchNotFound, BatchClosed: its batch is unknown, or takes no more jobs.
-            Busy: the queue takes no more for now.
+            Busy: the queue takes no more for now; `reason` says what is full, `retry_after_s` for how long.
             ObjectStoreError: its payload is large and cannot be stored.
             QueueUnavailable: it may be in the queue or not; `job_id` is its id, which makes
                 submitting the same fields again safe.
         """
+        patience = time.monotonic() + wait_s
         made = Job.build(**fields) if job is None else job
-        ready = self._prepare_all([made])
+        ready = self._prepare_all([made], patience)
         try:
-            [accepted] = self._submit_ready(ready, patience=0.0)
+            [accepted] = self._submit_ready(ready, patience)
         except QueueUnavailable as error:
             raise in_doubt(error, made.id) from error
         return accepted
@@ -86,7 +94,7 @@ class Client(BatchVerbs, BulkVerbs, ShareVerbs):
         the same Job objects is safe: what was accepted counts as duplicate.
 
         Args:
-            wait_s: How long in all to wait where the queue is busy, before Busy is raised.
+            wait_s: Seconds in all to wait where the queue is busy or its server away, before that is raised.
 
         Raises:
             As `submit`, for the first job that was refused; others of its chunk were sent.
@@ -94,21 +102,25 @@ class Client(BatchVerbs, BulkVerbs, ShareVerbs):
         accepted: list[Accepted] = []
         patience = time.monotonic() + wait_s
         for chunk in in_chunks(jobs, CHUNK):
-            accepted += self._submit_ready(self._prepare_all(chunk), patience)
+            accepted += self._submit_ready(self._prepare_all(chunk, patience), patience)
         return accepted
 
-    def _prepare_all(self, jobs: Sequence[Job]) -> list[Ready]:
-        self._learn_models(job.model for job in jobs)
+    def _prepare_all(self, jobs: Sequence[Job], patience: float) -> list[Ready]:
+        outage = Outage(patience, most_s=inf)
+        self._ride_out(outage, lambda: self._learn_models([job.model for job in jobs]))
         return [self._prepare(job) for job in jobs]
 
     def _submit_ready(self, ready: Sequence[Ready], patience: float) -> list[Accepted]:
-        answers = self._send(ready)
+        outage = Outage(patience, most_s=inf)
+        answers = self._ride_out(outage, lambda: self._send(ready))
         while True:
             places, pause_s = busy_places(answers, patience)
             if not places:
                 break
             time.sleep(pause_s)
-            for place, answer in zip(places, self._send([ready[place] for place in places]), strict=True):
+            again = [ready[place] for place in places]
+            replies = self._ride_out(outage, partial(self._send, again))
+            for place, answer in zip(places, replies, strict=True):
                 answers[place] = answer
         discard_unused(ready, answers, self._store)
         accepted = accepted_or_raise(answers)
@@ -125,12 +137,17 @@ class Client(BatchVerbs, BulkVerbs, ShareVerbs):
 
     def _send(self, ready: Sequence[Ready]) -> list[Answer]:
         parts = submit_calls(ready, self._max_queued_tokens)
-        replies = run_many(self._redis, [call for _, call in parts])
+        replies = self._run_many([call for _, call in parts])
         return in_order((places for places, _ in parts), replies)
 
     def result(self, job_id: str, wait_s: float | None = None) -> Result:
         """
         How the job ended; waits for it, without limit where `wait_s` is None.
+
+        A wait that has begun goes on while the server is away, for up to a minute.
+
+        Args:
+            wait_s: Most seconds to wait; 0 only looks.
 
         Raises:
             WaitTimeout: it has not ended.
@@ -142,12 +159,17 @@ class Client(BatchVerbs, BulkVerbs, ShareVerbs):
             return read_result(found, self._store)
         deadline = Deadline(wait_s, f"job {job_id} has not ended")
         deadline.left_s()
-        with translated(), self._redis.pubsub(ignore_subscribe_messages=True) as channel:
+        outage = Outage(deadline.end)
+        return read_result(self._ride_out(outage, lambda: self._hear_end(keys, job_id, deadline, outage)), self._store)
+
+    def _hear_end(self, keys: QueueKeys, job_id: str, deadline: Deadline, outage: Outage) -> bytes:
+        with translated(), self._servers.at(keys.base).pubsub(ignore_subscribe_messages=True) as channel:
             channel.subscribe(keys.channel(job_id))
             # subscribed first, so that an end between look and wait is heard
             while (found := self._look(keys, job_id)) is None:
+                outage.over()
                 channel.get_message(timeout=deadline.left_s())
-        return read_result(found, self._store)
+        return found
 
     def text(self, job_id: str, wait_s: float | None = None) -> str:
         """
@@ -176,9 +198,14 @@ class Client(BatchVerbs, BulkVerbs, ShareVerbs):
         keys = self._locate(job_id)
         cursor = TextCursor(offsets)
         deadline = Deadline(wait_s, f"job {job_id} has not ended")
-        while True:
+        outage = Outage(deadline.end)
+
+        def news() -> tuple[bytes | None, list[Any]]:
             ended = self._look(keys, job_id)
-            entries = self._read(keys.tokens(job_id), cursor.entry_id, 0.0 if ended else deadline.left_s())
+            return ended, self._read(keys.tokens(job_id), cursor.entry_id, 0.0 if ended else deadline.left_s())
+
+        while True:
+            ended, entries = self._ride_out(outage, news)
             yield from cursor.feed(entries)
             if ended and (cursor.ended or not entries):
                 yield from cursor.rest(read_result(ended, self._store))
@@ -198,17 +225,21 @@ class Client(BatchVerbs, BulkVerbs, ShareVerbs):
         """
         awaited = self._awaited(job_ids)
         deadline = Deadline(wait_s, "some jobs have not ended")
+        outage = Outage(deadline.end)
         look_at = 0.0
         while awaited := [one for one in awaited if not one.over]:
             if time.monotonic() >= look_at:
                 # first of all what has ended already; later on for events that were trimmed
                 for one in awaited:
-                    yield from self._take(one, sorted(one.job_ids or ()))
+                    yield from self._take(one, sorted(one.job_ids or ()), outage)
                 look_at = time.monotonic() + 10 * POLL_S
             for one in awaited:
                 left_s = deadline.left_s() if not one.over else 0.0
-                entries = self._read(one.keys.events, one.entry_id, left_s / len(awaited))
-                yield from self._take(one, one.ended(entries))
+                one.hear(self._ride_out(outage, partial(self._events, one, left_s / len(awaited))))
+                yield from self._take(one, list(one.heard), outage)
+
+    def _events(self, one: Awaited, block_s: float) -> list[Any]:
+        return self._read(one.keys.events, one.entry_id, block_s)
 
     def _awaited(self, job_ids: Iterable[str] | None) -> list[Awaited]:
         if job_ids is None:
@@ -223,21 +254,21 @@ class Client(BatchVerbs, BulkVerbs, ShareVerbs):
         # where the events are now: read before the first look, so that none is missed
         return [Awaited(keys, wanted, self._last_event(keys)) for keys, wanted in groups.items()]
 
-    def _take(self, one: Awaited, job_ids: Sequence[str]) -> Iterator[Result]:
+    def _take(self, one: Awaited, job_ids: Sequence[str], outage: Outage) -> Iterator[Result]:
         for chunk in in_chunks(job_ids, CHUNK):
-            for job_id, record, known in zip(chunk, *self._look_many(one.keys, chunk), strict=True):
+            looked = self._ride_out(outage, partial(self._look_many, one.keys, chunk))
+            for job_id, record, known in zip(chunk, *looked, strict=True):
                 if record is not None:
-                    if one.job_ids is not None:
-                        one.job_ids.discard(job_id)
+                    one.taken(job_id)
                     yield read_result(record, self._store)
                 elif not known and one.job_ids is not None:
                     raise not_found(job_id)
+                one.heard.pop(job_id, None)
 
     def status(self, job_id: str) -> JobStatus:
         """Where the job stands."""
         keys = self._locate(job_id)
-        with translated():
-            values: Any = self._redis.execute_command("HMGET", keys.job(job_id), *calls.STATUS_FIELDS)
+        [values] = self._pipeline(("HMGET", keys.job(job_id), *calls.STATUS_FIELDS))
         status = calls.read_status(keys.queue, job_id, values)
         if status is None:
             raise not_found(job_id)
@@ -250,7 +281,7 @@ class Client(BatchVerbs, BulkVerbs, ShareVerbs):
         "running" means that its worker has been asked and ends it within a third of a lease; a
         job that has ended stays as it is.
         """
-        state = run(self._redis, calls.cancel(self._locate(job_id), job_id))
+        state = self._run(calls.cancel(self._locate(job_id), job_id))
         if state is None:
             raise not_found(job_id)
         return state
@@ -271,7 +302,7 @@ class Client(BatchVerbs, BulkVerbs, ShareVerbs):
                 raise ObjectStoreError(f"the result is at {url}: give the client that object_store")
             # before its record, so that a call that fails can be repeated
             self._store.delete(url)
-        state = run(self._redis, calls.forget(keys, job_id))
+        state = self._run(calls.forget(keys, job_id))
         if state is None and record is None:
             raise not_found(job_id)
         # the call may have been made twice, where its first reply was lost
@@ -280,68 +311,6 @@ class Client(BatchVerbs, BulkVerbs, ShareVerbs):
     def stats(self) -> QueueStats:
         """Counters of this client's queue."""
         return calls.read_stats(*self._pipeline(*calls.stats_commands(self._directory.own)))
-
-    def dead_letters(self, limit: int = 100, after: str = "-") -> list[DeadLetter]:
-        """
-        Jobs of this client's queue that were given up, with their payloads; oldest first.
-
-        Args:
-            after: The `entry_id` behind which to begin, so that pages can follow one another.
-        """
-        reading = Reading(self._directory.own, limit, after)
-        while command := reading.next_command:
-            [entries] = self._pipeline(command)
-            reading.feed(entries)
-        return reading.letters
-
-    def dead_letter(self, entry_id: str) -> DeadLetter:
-        """
-        One of them.
-
-        Raises:
-            JobNotFound: there is no such letter (any more).
-        """
-        [entries] = self._pipeline(dead_letters.one_command(self._directory.own, entry_id))
-        return dead_letters.read_one(entry_id, entries)
-
-    def requeue_dead(self, entry_id: str) -> Accepted:
-        """
-        Run a dead letter's job anew under its id, ahead of its lane; its failed result goes.
-
-        Nothing happens where the job was submitted again meanwhile, or the letter was requeued within the
-        last hour: the answer is then a duplicate.
-        A raw entry that was refused is one again, under the same id, and is judged anew.
-
-        Raises:
-            JobNotFound: there is no such letter (any more).
-            InvalidJob: it never was a job.
-        """
-        return run(self._redis, dead_letters.requeue(self._directory.own, entry_id))
-
-    def purge_dead(
-        self, entry_ids: Iterable[str] = (), *, before_ms: int | None = None, older_than_s: float | None = None
-    ) -> int:
-        """
-        Delete dead letters for good: these, and those given up before a time; returns how many.
-
-        Args:
-            before_ms: A time by the server's clock, as in `DeadLetter.at_ms`.
-            older_than_s: Before now by the server's clock; 0 takes all that are there.
-
-        Raises:
-            JobNotFound: one of the ids can be no letter's; nothing was deleted. One that is gone is no error.
-        """
-        keys = self._directory.own
-        purged = sum(run_many(self._redis, dead_letters.purge(keys, entry_ids)))
-        if older_than_s is not None:
-            [now] = self._pipeline(("TIME",))
-            before_ms = max(before_ms or 0, dead_letters.cutoff_ms(now, older_than_s))
-        while before_ms is not None:
-            num_gone = run(self._redis, dead_letters.purge_oldest(keys, before_ms))
-            purged += num_gone
-            if not num_gone:
-                break
-        return purged
 
     def workers(self) -> dict[str, dict[str, str]]:
         """What the living workers of this client's queue say of themselves, by worker id."""
@@ -374,5 +343,6 @@ class Client(BatchVerbs, BulkVerbs, ShareVerbs):
     def _read(self, stream: str, after: str, block_s: float) -> list[Any]:
         block = ("BLOCK", max(1, round(block_s * 1000))) if block_s > 0 else ()
         with translated():
-            reply: Any = self._redis.execute_command("XREAD", "COUNT", 512, *block, "STREAMS", stream, after)
+            server = self._servers.at(stream)
+            reply: Any = server.execute_command("XREAD", "COUNT", 512, *block, "STREAMS", stream, after)
         return reply[0][1] if reply else []

@@ -1,19 +1,28 @@
 """What a client's verbs stand on: its connections, and where to find a name; for threads and for asyncio."""
 
+import asyncio
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from redis import Redis
 from redis.asyncio import Redis as AsyncRedis
 
-from pagemill.client_core import Directory, store_of
-from pagemill.connection import connect, connect_async
+from pagemill.client_core import Directory, Outage, by_server, store_of
+from pagemill.connection import AsyncServers, Servers
+from pagemill.errors import ServerAway
 from pagemill.keys import MODELS, QueueKeys
 from pagemill.object_store import ObjectStore
-from pagemill.scripts import translated
+from pagemill.scripts import Call, run, run_async, run_many, run_many_async, translated
 from pagemill.settings import ClientSettings
+from pagemill.subscriber import Subscriber
+
+T = TypeVar("T")
+
+# commands of one asyncio client that are under way at a time, and so its connections for them
+MAX_UNDER_WAY = 32
 
 
 class _Common(ABC):
@@ -34,20 +43,29 @@ class _Common(ABC):
         settings = ClientSettings.load(
             strict=False, redis_url=redis_url, queue=queue, object_store=place, max_queued_tokens=max_queued_tokens
         )
-        self._connect(settings.redis_url)
+        self._directory = Directory(settings.queue)
         self._store = store_of(settings.object_store if object_store is None else object_store)
         self._max_queued_tokens = settings.max_queued_tokens
-        self._directory = Directory(settings.queue)
+        self._connect(settings.redis_url)
 
     @abstractmethod
     def _connect(self, redis_url: str) -> None: ...
+
+    def _key(self, command: Sequence[Any]) -> str:
+        # what is asked of a server, and not of a key, is asked of the own queue's
+        return str(command[1]) if len(command) > 1 else self._directory.own.base
 
 
 class ClientBase(_Common):
     """A blocking client's connections."""
 
     def _connect(self, redis_url: str) -> None:
-        self._redis: Redis = connect(redis_url)
+        self._servers = Servers(redis_url)
+
+    @property
+    def _redis(self) -> Redis:
+        """Where the client's own queue is."""
+        return self._servers.at(self._directory.own.base)
 
     def __enter__(self) -> Self:
         return self
@@ -58,8 +76,8 @@ class ClientBase(_Common):
         self.close()
 
     def close(self) -> None:
-        """Close the connections."""
-        self._redis.close()
+        """Close the connections; a later call opens new ones."""
+        self._servers.close()
 
     def _learn_models(self, models: Iterable[str | None]) -> None:
         if self._directory.stale(models):
@@ -77,18 +95,51 @@ class ClientBase(_Common):
         found = self._pipeline(*(("EXISTS", key(keys)) for keys in places))
         return self._directory.first(name, places, found)
 
+    def _run(self, call: Call[T]) -> T:
+        return run(self._servers.at(call.base), call)
+
+    def _run_many(self, calls: Sequence[Call[T]]) -> list[T]:
+        """Replies in order; a server's calls go out together."""
+        replies: dict[int, T] = {}
+        for server, places in by_server([self._servers.at(call.base) for call in calls]):
+            replies |= zip(places, run_many(server, [calls[place] for place in places]), strict=True)
+        return [replies[place] for place in range(len(calls))]
+
     def _pipeline(self, *commands: tuple[Any, ...]) -> list[Any]:
-        with translated(), self._redis.pipeline(transaction=False) as pipeline:
-            for command in commands:
-                pipeline.execute_command(*command)
-            return pipeline.execute()
+        """As `_run_many`, for plain commands: the key comes second, if there is one."""
+        replies: dict[int, Any] = {}
+        for server, places in by_server([self._servers.at(self._key(command)) for command in commands]):
+            with translated(), server.pipeline(transaction=False) as pipeline:
+                for place in places:
+                    pipeline.execute_command(*commands[place])
+                replies |= zip(places, pipeline.execute(), strict=True)
+        return [replies[place] for place in range(len(commands))]
+
+    def _ride_out(self, outage: Outage, call: Callable[[], T]) -> T:
+        """Repeat what may be repeated while the server is away, as long as the outage may last."""
+        while True:
+            try:
+                reply = call()
+            except ServerAway as error:
+                time.sleep(outage.pause_s(error))
+            else:
+                outage.over()
+                return reply
 
 
 class AsyncClientBase(_Common):
     """As ClientBase, for one event loop."""
 
     def _connect(self, redis_url: str) -> None:
-        self._redis: AsyncRedis = connect_async(redis_url)
+        self._servers = AsyncServers(redis_url)
+        self._subscriber = Subscriber(self._servers, self._directory.own.base)
+        # so that a thousand waiters are not a thousand connections
+        self._turns = asyncio.Semaphore(MAX_UNDER_WAY)
+
+    @property
+    def _redis(self) -> AsyncRedis:
+        """Where the client's own queue is."""
+        return self._servers.at(self._directory.own.base)
 
     async def __aenter__(self) -> Self:
         return self
@@ -99,8 +150,9 @@ class AsyncClientBase(_Common):
         await self.close()
 
     async def close(self) -> None:
-        """Close the connections."""
-        await self._redis.aclose()
+        """Close the connections; a later call opens new ones."""
+        await self._subscriber.close()
+        await self._servers.close()
 
     async def _learn_models(self, models: Iterable[str | None]) -> None:
         if self._directory.stale(models):
@@ -118,9 +170,38 @@ class AsyncClientBase(_Common):
         found = await self._pipeline(*(("EXISTS", key(keys)) for keys in places))
         return self._directory.first(name, places, found)
 
+    async def _run(self, call: Call[T]) -> T:
+        async with self._turns:
+            return await run_async(self._servers.at(call.base), call)
+
+    async def _run_many(self, calls: Sequence[Call[T]]) -> list[T]:
+        """As ClientBase._run_many."""
+        replies: dict[int, T] = {}
+        for server, places in by_server([self._servers.at(call.base) for call in calls]):
+            async with self._turns:
+                answers = await run_many_async(server, [calls[place] for place in places])
+            replies |= zip(places, answers, strict=True)
+        return [replies[place] for place in range(len(calls))]
+
     async def _pipeline(self, *commands: tuple[Any, ...]) -> list[Any]:
-        with translated():
-            async with self._redis.pipeline(transaction=False) as pipeline:
-                for command in commands:
-                    pipeline.execute_command(*command)
-                return await pipeline.execute()
+        """As ClientBase._pipeline."""
+        replies: dict[int, Any] = {}
+        for server, places in by_server([self._servers.at(self._key(command)) for command in commands]):
+            async with self._turns:
+                with translated():
+                    async with server.pipeline(transaction=False) as pipeline:
+                        for place in places:
+                            pipeline.execute_command(*commands[place])
+                        replies |= zip(places, await pipeline.execute(), strict=True)
+        return [replies[place] for place in range(len(commands))]
+
+    async def _ride_out(self, outage: Outage, call: Callable[[], Awaitable[T]]) -> T:
+        """As ClientBase._ride_out."""
+        while True:
+            try:
+                reply = await call()
+            except ServerAway as error:
+                await asyncio.sleep(outage.pause_s(error))
+            else:
+                outage.over()
+                return reply

@@ -6,8 +6,10 @@ import random
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
+from math import inf
+from typing import TypeVar
 
 from pagemill.calls import Answer, Submission, in_chunks, submit
 from pagemill.errors import (
@@ -16,6 +18,7 @@ from pagemill.errors import (
     JobNotFound,
     ObjectStoreError,
     QueueUnavailable,
+    ServerAway,
     UnknownModel,
     WaitTimeout,
 )
@@ -26,11 +29,19 @@ from pagemill.schema import Job, Result
 from pagemill.scripts import Call
 from pagemill.versions import SCHEMA_VERSION
 
+T = TypeVar("T")
+
 # payloads above this go to the object store, where there is one
 INLINE_BYTES = 64 * 1024
 
 # how often a waiter looks without having been called: messages of a lost connection are lost
 POLL_S = 2.0
+
+# of many that share a connection, which knows when it was lost
+SHARED_POLL_S = 10.0
+
+# how long a wait that has begun goes on without its server, as in a restart or a failover
+OUTAGE_S = 60.0
 
 # jobs sent or looked at in one go
 CHUNK = 256
@@ -237,8 +248,10 @@ class Directory:
         """Remember where a job, or what else has a name of its own, was put."""
         if home is not self.own:
             self._homes[name] = home
-            if len(self._homes) > MAX_HOMES:
-                del self._homes[next(iter(self._homes))]
+            # another thread may do the same; no lock, as one that is held during a fork stays so in the child
+            with suppress(RuntimeError, StopIteration):
+                while len(self._homes) > MAX_HOMES:
+                    self._homes.pop(next(iter(self._homes)), None)
 
     def candidates(self, name: str) -> list[QueueKeys]:
         """Where it can be, likeliest first."""
@@ -258,21 +271,55 @@ class Deadline:
     def __init__(self, wait_s: float | None, what: str) -> None:
         self._what = what
         self._wait_s = wait_s
-        self._end = None if wait_s is None else time.monotonic() + wait_s
+        self.end = None if wait_s is None else time.monotonic() + wait_s
 
-    def left_s(self) -> float:
+    def left_s(self, poll_s: float = POLL_S) -> float:
         """
-        Seconds to wait before the next look.
+        Seconds to wait before the next look, `poll_s` at most.
 
         Raises:
             WaitTimeout: there are none.
         """
-        if self._end is None:
-            return POLL_S
-        left = self._end - time.monotonic()
+        if self.end is None:
+            return poll_s
+        left = self.end - time.monotonic()
         if left <= 0:
             raise WaitTimeout(f"{self._what} after {self._wait_s:g} s; it goes on")
-        return min(left, POLL_S)
+        return min(left, poll_s)
+
+
+class Outage:
+    """
+    How long calls are repeated while the server is away.
+
+    Args:
+        end: A time of `time.monotonic` that none goes beyond.
+        most_s: Seconds of one outage.
+    """
+
+    def __init__(self, end: float | None, *, most_s: float = OUTAGE_S) -> None:
+        self._end = inf if end is None else end
+        self._most_s = most_s
+        self._began: float | None = None
+
+    def over(self) -> None:
+        """The server was there."""
+        self._began = None
+
+    def pause_s(self, error: ServerAway) -> float:
+        """
+        Seconds until the next try.
+
+        Raises:
+            ServerAway: this one, where there is no time left.
+        """
+        now = time.monotonic()
+        if self._began is None:
+            self._began = now
+        left_s = min(self._end, self._began + self._most_s) - now
+        if left_s <= 0:
+            raise error
+        return min(left_s, random.uniform(0.1, 0.5))
 
 
 class TextCursor:
@@ -320,23 +367,40 @@ class Awaited:
     keys: QueueKeys
     job_ids: set[str] | None
     entry_id: str = "$"
+    # named by an event, and not yet looked at
+    heard: dict[str, None] = field(default_factory=dict)
 
     @property
     def over(self) -> bool:
         return self.job_ids is not None and not self.job_ids
 
-    def ended(self, entries: Sequence[tuple[bytes, Mapping[bytes, bytes]]]) -> list[str]:
-        """The awaited jobs among these events."""
-        found = []
+    def hear(self, entries: Sequence[tuple[bytes, Mapping[bytes, bytes]]]) -> None:
+        """Note the awaited jobs among these events."""
         for entry_id, fields in entries:
             self.entry_id = entry_id.decode()
             job_id = fields.get(b"j", b"").decode()
             # batches have events too
-            if not job_id:
-                continue
-            if self.job_ids is None or job_id in self.job_ids:
-                found.append(job_id)
-        return found
+            if job_id:
+                self.note(job_id)
+
+    def note(self, job_id: str) -> None:
+        """A job has ended: to be looked at, where it is awaited."""
+        if self.job_ids is None or job_id in self.job_ids:
+            self.heard[job_id] = None
+
+    def taken(self, job_id: str) -> None:
+        """Its result is there."""
+        if self.job_ids is not None:
+            self.job_ids.discard(job_id)
+        self.heard.pop(job_id, None)
+
+
+def by_server(servers: Sequence[T]) -> list[tuple[T, list[int]]]:
+    """The servers, each once, and the places that it stands at."""
+    groups: dict[int, tuple[T, list[int]]] = {}
+    for place, server in enumerate(servers):
+        groups.setdefault(id(server), (server, []))[1].append(place)
+    return list(groups.values())
 
 
 def not_found(job_id: str) -> JobNotFound:

@@ -1,5 +1,5 @@
 """
-Connections to the server, with time-outs that suit a queue, and a look at its settings.
+Connections to the server, or to that of a key in a cluster, with time-outs that suit a queue.
 
 redis-py's own defaults do not: a command whose reply was lost is sent again up to ten times,
 which is right for our scripts that may be repeated and wrong for a PULL, whose first sending may
@@ -7,23 +7,37 @@ have claimed jobs. Such commands go through `send_once`.
 """
 
 import asyncio
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
-from redis import Redis
+from redis import Connection, ConnectionPool, Redis, SSLConnection, UnixDomainSocketConnection
+from redis.asyncio import ConnectionPool as AsyncConnectionPool
 from redis.asyncio import Redis as AsyncRedis
+from redis.asyncio.connection import Connection as AsyncConnection
+from redis.asyncio.connection import SSLConnection as AsyncSSLConnection
+from redis.asyncio.connection import UnixDomainSocketConnection as AsyncUnixDomainSocketConnection
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
-from pagemill.errors import SettingsError, UnsafeServer
-from pagemill.scripts import is_not_ready, translated
+from pagemill.errors import SettingsError
+from pagemill.moving_server import (
+    ASK_S,
+    AsyncMovingConnection,
+    AsyncMovingSSLConnection,
+    MovingConnection,
+    MovingSSLConnection,
+    Place,
+    master_place,
+    slot_of,
+    slot_place,
+)
+from pagemill.scripts import is_not_ready
+from pagemill.server_url import parse_server_url
 
 SOCKET_TIMEOUT_S = 10.0
-MIN_VERSION = (6, 2)
+RETRIES = 5
 
 _BACKOFF = ExponentialWithJitterBackoff(base=0.05, cap=1.0)
 
@@ -31,31 +45,31 @@ _BACKOFF = ExponentialWithJitterBackoff(base=0.05, cap=1.0)
 _OPTIONS: dict[str, Any] = {"protocol": 2, "socket_keepalive": True, "health_check_interval": 15}
 
 
-def connect(url: str) -> Redis:
+def connect(url: str, *, key: str = "", timeout_s: float = SOCKET_TIMEOUT_S) -> Redis:
     """
     A client whose commands are repeated when the connection breaks; opens nothing yet.
+
+    Args:
+        key: What is asked for is in this key's slot, where the URL is a cluster's.
+        timeout_s: How long a reply may take, or a connection; one that has died in silence holds
+            a call up for that long.
 
     Raises:
         SettingsError: the URL is not one of a server.
     """
-    try:
-        return Redis.from_url(url, retry=Retry(_BACKOFF, 5), **_OPTIONS, **_timeouts(SOCKET_TIMEOUT_S))
-    except ValueError as error:
-        raise _bad_url(url, error) from None
+    return Servers(url, timeout_s=timeout_s).at(key)
 
 
-def connect_async(url: str, *, timeout_s: float = SOCKET_TIMEOUT_S) -> AsyncRedis:
+def connect_async(url: str, *, key: str = "", timeout_s: float = SOCKET_TIMEOUT_S) -> AsyncRedis:
+    """As `connect`."""
+    return AsyncServers(url, timeout_s=timeout_s).at(key)
+
+
+def connect_briefly(url: str, *, key: str = "", timeout_s: float = 2.0) -> Redis:
     """
-    As `connect`.
-
-    Args:
-        timeout_s: How long a reply may take, or a connection; one that has died in silence holds
-            a call up for that long.
+    As `connect`, for a caller that repeats its commands itself and has other things to see to: they fail soon.
     """
-    try:
-        return AsyncRedis.from_url(url, retry=AsyncRetry(_BACKOFF, 5), **_OPTIONS, **_timeouts(timeout_s))
-    except ValueError as error:
-        raise _bad_url(url, error) from None
+    return Servers(url, timeout_s=timeout_s, retries=0).at(key)
 
 
 def timeout_of_a_lease(lease_s: float) -> float:
@@ -68,25 +82,113 @@ def timeout_of_a_lease(lease_s: float) -> float:
     return min(SOCKET_TIMEOUT_S, max(lease_s / 4, min(1.0, lease_s / 2)))
 
 
-def _timeouts(timeout_s: float) -> dict[str, Any]:
-    return {"socket_timeout": timeout_s, "socket_connect_timeout": min(5.0, timeout_s)}
+class _AnyServers:
+    """What a URL leads to: the same server for all keys, or that of their slot."""
+
+    def __init__(self, url: str, *, timeout_s: float = SOCKET_TIMEOUT_S, retries: int = RETRIES) -> None:
+        self._url = parse_server_url(url)
+        self._retries = retries
+        times = {"socket_timeout": timeout_s, "socket_connect_timeout": min(5.0, timeout_s)}
+        self._options = _OPTIONS | times | self._url.options
+        # a cluster's slots share them, and learn of the others from each
+        self._guides = list(self._url.hosts)
+
+    @property
+    def is_cluster(self) -> bool:
+        return self._url.kind == "cluster"
+
+    def _slot(self, key: str) -> int:
+        """
+        Raises:
+            SettingsError: there is no key, and the servers are a cluster's.
+        """
+        if not self.is_cluster:
+            return 0
+        if not key:
+            raise SettingsError(
+                "the server's URL is a cluster's, and it takes a key to tell which of its nodes is meant"
+            )
+        return slot_of(key)
+
+    def _place(self, slot: int) -> Place | None:
+        if self._url.kind == "single":
+            return None
+        asks_s = min(ASK_S, self._options["socket_timeout"])
+        times = {"protocol": 2, "socket_timeout": asks_s, "socket_connect_timeout": asks_s}
+        if self._url.kind == "sentinel":
+            return master_place(self._url, times | self._url.guide_options)
+        login = {name: value for name, value in self._url.options.items() if name not in ("db", "client_name")}
+        return slot_place(self._guides, slot, times | login | self._url.guide_options)
+
+    def _where(self, slot: int) -> dict[str, Any]:
+        """What a pool of connections is made with, besides their kind."""
+        place = self._place(slot)
+        if place is not None:
+            return {"place": place}
+        if self._url.path:
+            return {"path": self._url.path}
+        host, port = self._url.hosts[0]
+        return {"host": host, "port": port}
 
 
-def connect_briefly(url: str, *, timeout_s: float = 2.0) -> Redis:
-    """
-    As `connect`, for a caller that repeats its commands itself and has other things to see to: they fail soon.
-    """
-    try:
-        return Redis.from_url(url, retry=Retry(NoBackoff(), 0), **_OPTIONS, **_timeouts(timeout_s))
-    except ValueError as error:
-        raise _bad_url(url, error) from None
+class Servers(_AnyServers):
+    """Clients for threads, one for each slot that is asked for; opens nothing by itself."""
+
+    def __init__(self, url: str, *, timeout_s: float = SOCKET_TIMEOUT_S, retries: int = RETRIES) -> None:
+        super().__init__(url, timeout_s=timeout_s, retries=retries)
+        self._clients: dict[int, Redis] = {}
+
+    def at(self, key: str) -> Redis:
+        """The server that has this key."""
+        slot = self._slot(key)
+        client = self._clients.get(slot)
+        # two threads may both make one: the first that is kept counts
+        return client if client is not None else self._clients.setdefault(slot, self._make(slot))
+
+    def close(self) -> None:
+        """Close all connections; a later call opens new ones."""
+        for client in tuple(self._clients.values()):
+            client.close()
+
+    def _make(self, slot: int) -> Redis:
+        where, tls = self._where(slot), self._url.tls
+        kind: type[Any] = SSLConnection if tls else Connection
+        if "path" in where:
+            kind = UnixDomainSocketConnection
+        elif "place" in where:
+            kind = MovingSSLConnection if tls else MovingConnection
+        retry = Retry(_BACKOFF if self._retries else NoBackoff(), self._retries)
+        return Redis.from_pool(ConnectionPool(connection_class=kind, retry=retry, **where, **self._options))
 
 
-def _bad_url(url: str, error: ValueError) -> SettingsError:
-    # a URL may hold a password: only its scheme is shown
-    scheme = url.partition("://")[0] if "://" in url else ""
-    hint = "want redis://host:port/0, rediss://... or unix:///path/to/socket"
-    return SettingsError(f"the server's URL ({scheme or 'no scheme'}) cannot be used: {error}; {hint}")
+class AsyncServers(_AnyServers):
+    """As Servers, for one event loop."""
+
+    def __init__(self, url: str, *, timeout_s: float = SOCKET_TIMEOUT_S, retries: int = RETRIES) -> None:
+        super().__init__(url, timeout_s=timeout_s, retries=retries)
+        self._clients: dict[int, AsyncRedis] = {}
+
+    def at(self, key: str) -> AsyncRedis:
+        """The server that has this key."""
+        slot = self._slot(key)
+        if slot not in self._clients:
+            self._clients[slot] = self._make(slot)
+        return self._clients[slot]
+
+    async def close(self) -> None:
+        """Close all connections; a later call opens new ones."""
+        for client in tuple(self._clients.values()):
+            await client.aclose()
+
+    def _make(self, slot: int) -> AsyncRedis:
+        where, tls = self._where(slot), self._url.tls
+        kind: type[Any] = AsyncSSLConnection if tls else AsyncConnection
+        if "path" in where:
+            kind = AsyncUnixDomainSocketConnection
+        elif "place" in where:
+            kind = AsyncMovingSSLConnection if tls else AsyncMovingConnection
+        retry = AsyncRetry(_BACKOFF if self._retries else NoBackoff(), self._retries)
+        return AsyncRedis.from_pool(AsyncConnectionPool(connection_class=kind, retry=retry, **where, **self._options))
 
 
 async def send_once(redis: AsyncRedis, *command: Any, timeout_s: float | None = None) -> Any:
@@ -124,104 +226,3 @@ async def send_once(redis: AsyncRedis, *command: Any, timeout_s: float | None = 
         raise
     finally:
         await pool.release(connection)
-
-
-@dataclass(frozen=True, slots=True)
-class ServerFacts:
-    """What the server says of itself; None where it does not say."""
-
-    version: str | None = None
-    policy: str | None = None
-    append_only: bool | None = None
-    saves: bool | None = None
-    refused: tuple[str, ...] = field(default=())
-
-
-async def read_facts(redis: AsyncRedis) -> ServerFacts:
-    """
-    Ask the server for its version, eviction policy and persistence.
-
-    Managed servers and access lists refuse some of it; that is noted, not raised.
-
-    Raises:
-        QueueUnavailable: the server cannot be reached.
-    """
-    with translated():
-        await redis.execute_command("PING")
-    refused: list[str] = []
-    info: dict[str, str] = {}
-    for section in ("server", "memory", "persistence"):
-        text = await _ask(redis, refused, "INFO", section)
-        info |= _info_lines(text)
-    settings: dict[str, str] = {}
-    for name in ("maxmemory-policy", "save"):
-        pair = await _ask(redis, refused, "CONFIG", "GET", name)
-        settings |= _config_pair(pair)
-    return facts_of(info, settings, tuple(refused))
-
-
-async def _ask(redis: AsyncRedis, refused: list[str], *command: str) -> Any:
-    try:
-        return await redis.execute_command(*command)
-    except RedisError:
-        refused.append(" ".join(command))
-        return None
-
-
-def _info_lines(reply: Any) -> dict[str, str]:
-    # redis-py parses INFO for us, into whatever types it likes
-    return {str(name): str(value) for name, value in reply.items()} if isinstance(reply, dict) else {}
-
-
-def _config_pair(reply: Any) -> dict[str, str]:
-    def text(value: Any) -> str:
-        return value.decode() if isinstance(value, bytes) else str(value)
-
-    return {text(name): text(value) for name, value in reply.items()} if isinstance(reply, dict) else {}
-
-
-def facts_of(info: Mapping[str, str], settings: Mapping[str, str], refused: tuple[str, ...] = ()) -> ServerFacts:
-    """Pick what matters out of INFO and CONFIG GET."""
-    appends = info.get("aof_enabled")
-    return ServerFacts(
-        version=info.get("redis_version"),
-        policy=settings.get("maxmemory-policy") or info.get("maxmemory_policy"),
-        append_only=None if appends is None else appends == "1",
-        saves=None if "save" not in settings else bool(settings["save"]),
-        refused=refused,
-    )
-
-
-def judge(facts: ServerFacts, *, allow_unsafe: bool) -> list[str]:
-    """
-    What an operator should know of this server, a sentence each.
-
-    Raises:
-        UnsafeServer: its version is too old, or it may evict jobs; the latter is a warning
-            where `allow_unsafe`.
-    """
-    version = _version(facts.version)
-    if version is not None and version < MIN_VERSION:
-        raise UnsafeServer(f"the server is Redis {facts.version}: Pagemill needs 6.2 or newer, or Valkey")
-    warnings = []
-    if facts.policy is None:
-        warnings.append("the server does not say its eviction policy: make sure that it is noeviction")
-    elif facts.policy != "noeviction":
-        message = (
-            f"the server's eviction policy is {facts.policy}: when its memory is full it deletes jobs and results. "
-            "Set it with `CONFIG SET maxmemory-policy noeviction`"
-        )
-        if not allow_unsafe:
-            raise UnsafeServer(f"{message}, or start with allow_unsafe_redis to take the risk")
-        warnings.append(message)
-    if facts.append_only is False:
-        what = "keeps no append-only file"
-        what += ", only snapshots" if facts.saves else " and no snapshots" if facts.saves is False else ""
-        lost = "the last jobs before it stops" if facts.saves else "all jobs when it stops"
-        warnings.append(f"the server {what}: it loses {lost}. Set `appendonly yes`")
-    return warnings
-
-
-def _version(text: str | None) -> tuple[int, ...] | None:
-    parts = (text or "").split(".")[:2]
-    return tuple(map(int, parts)) if len(parts) == 2 and all(part.isdigit() for part in parts) else None

@@ -12,7 +12,7 @@ from redis.exceptions import NoScriptError, RedisError
 
 from pagemill import batches, calls
 from pagemill.calls import in_chunks
-from pagemill.connection import judge, read_facts, send_once
+from pagemill.connection import send_once
 from pagemill.contact import Contact
 from pagemill.keys import MODELS, QueueKeys
 from pagemill.messages import (
@@ -32,6 +32,7 @@ from pagemill.messages import (
 from pagemill.raw import RawEntries
 from pagemill.schema import LANES, Lane
 from pagemill.scripts import Call, run_async, run_many_async, translated
+from pagemill.server_facts import judge, read_facts
 from pagemill.shown_tokenizer import ShownTokenizer
 from pagemill.versions import SCHEMA_VERSION
 
@@ -53,13 +54,21 @@ class Consumer:
     take back what is idle for a lease and whose owner's heartbeat has run out.
 
     A job of a later `version` of the wire format is left to newer workers, as long as there are some.
+    In a cluster `redis` leads to the queue's slot and `models` to that of the table of models.
 
     All methods raise QueueUnavailable where the server cannot be reached or is out of memory, and
     may be repeated then; `finish` of a job that is published already says "duplicate".
     """
 
     def __init__(
-        self, redis: Redis, queue: str, *, worker_id: str, lease_ms: int, version: int = SCHEMA_VERSION
+        self,
+        redis: Redis,
+        queue: str,
+        *,
+        worker_id: str,
+        lease_ms: int,
+        version: int = SCHEMA_VERSION,
+        models: Redis | None = None,
     ) -> None:
         self.keys = QueueKeys(queue)
         self.worker_id = worker_id
@@ -68,6 +77,7 @@ class Consumer:
         self.raw = RawEntries(redis, self.keys, worker_id)
         self.tokenizer = ShownTokenizer(redis, self.keys)
         self._redis = redis
+        self._models = redis if models is None else models
 
         # lanes in which the last pull left jobs that wait
         self.behind: frozenset[Lane] = frozenset()
@@ -110,7 +120,7 @@ class Consumer:
         Route jobs that ask for `model` to this queue, from now on.
         """
         with translated():
-            await self._redis.execute_command("HSET", MODELS, model, self.keys.queue)
+            await self._models.execute_command("HSET", MODELS, model, self.keys.queue)
         self._registered.add(model)
 
     async def pull(self, *, rooms: Sequence[Room], job_cap_tokens: int = 0) -> list[Delivery]:
@@ -368,7 +378,7 @@ class Consumer:
             return False
         # asked each time, as a flushed server has forgotten it; a queue that took it over keeps it
         with translated():
-            return bool(await self._redis.execute_command("HEXISTS", MODELS, model))
+            return bool(await self._models.execute_command("HEXISTS", MODELS, model))
 
     async def leave(self) -> None:
         """

@@ -14,7 +14,8 @@ PagemillError
 ├── WaitTimeout             the job has not ended yet
 ├── QueueUnavailable        the server cannot be reached or refuses: operator
 │   ├── ServerAway          out of reach, loading, or no master now: it may come back by itself
-│   └── ServerFull          it is out of memory; a submit raises Busy instead
+│   ├── ServerFull          it is out of memory; a submit raises Busy instead
+│   └── NotPermitted        its access list forbids a command, a key or a channel: says what to grant
 ├── UnsafeServer            the server's settings can lose jobs: operator
 ├── ObjectStoreError        an object cannot be read or written: operator
 │   ├── StoreAway           out of reach, or overloaded: it may come back by itself
@@ -121,6 +122,10 @@ class ServerAway(QueueUnavailable):
 
 class ServerFull(QueueUnavailable):
     """Raised when the server is out of memory, by all calls but submits."""
+
+
+class NotPermitted(QueueUnavailable):
+    """Raised when the server's access list does not let this user do what was asked; it may have been done in part."""
 
 
 class UnsafeServer(PagemillError):

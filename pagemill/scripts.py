@@ -13,7 +13,7 @@ import redis.exceptions as redis_errors
 from redis import Redis
 from redis.asyncio import Redis as AsyncRedis
 
-from pagemill.errors import QueueUnavailable, ServerAway, ServerFull
+from pagemill.errors import NotPermitted, QueueUnavailable, ServerAway, ServerFull
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -26,7 +26,14 @@ WITH = "-- with: "
 # said by a server that is no master (any more), or cannot write now; redis-py cuts some first words off
 _NOT_READY = re.compile(
     "READONLY|read only replica|LOADING|MASTERDOWN|Link with MASTER|CLUSTERDOWN|NOREPLICAS|MISCONF|UNBLOCKED|^BUSY "
+    # by a cluster while a slot is on its way
+    "|^MOVED |^ASK |^TRYAGAIN|attempted to access a non local key"
 )
+_ON_ITS_WAY = (redis_errors.AskError, redis_errors.TryAgainError, redis_errors.ClusterDownError)
+
+# what a user may not do: commands, keys, channels, in the words of 6.2, of 7.0, and from inside a script
+_NOT_PERMITTED = re.compile("NOPERM|ACL failure in script|has no permissions|user executing the script can't")
+_COMMAND = re.compile("the '([^'|]+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +171,7 @@ def _is_full(error: Exception) -> bool:
 def is_not_ready(error: Exception) -> bool:
     """Whether the server says that it is no master, or that it cannot serve for now."""
     # on 6.2, what a command inside a script says comes as the script's own error
-    return _NOT_READY.search(str(error)) is not None
+    return isinstance(error, _ON_ITS_WAY) or _NOT_READY.search(str(error)) is not None
 
 
 @contextmanager
@@ -197,10 +204,32 @@ def translated() -> Iterator[None]:
     except redis_errors.AuthenticationError as error:
         raise QueueUnavailable(f"the queue's server refuses the login: {error}") from error
     except (redis_errors.ConnectionError, redis_errors.TimeoutError, OSError) as error:
+        if "certificate" in str(error).lower():
+            hint = "see ssl_ca_certs, ssl_certfile and ssl_keyfile in the URL"
+            raise QueueUnavailable(f"the queue's server and we do not trust each other: {error}; {hint}") from error
         raise ServerAway(f"the queue's server cannot be reached: {error}") from error
     except redis_errors.RedisError as error:
         if _is_full(error):
             raise ServerFull("the queue's server is out of memory") from error
         if is_not_ready(error):
             raise ServerAway(f"the queue's server is not ready: {error}") from error
+        if _is_not_permitted(error):
+            raise NotPermitted(
+                f"the queue's server does not let this user do that: {error}; {_grant(error)}"
+            ) from error
         raise QueueUnavailable(f"the queue's server refuses: {error}") from error
+
+
+def _is_not_permitted(error: Exception) -> bool:
+    return isinstance(error, redis_errors.NoPermissionError) or _NOT_PERMITTED.search(str(error)) is not None
+
+
+def _grant(error: Exception) -> str:
+    """What the operator is to add to the user's rules."""
+    text = str(error)
+    if "channel" in text:
+        return "grant the queue's channels: &{pagemill:<queue>}:*"
+    command = _COMMAND.search(text)
+    if command is not None and "key" not in text.partition("script")[0]:
+        return f"grant +{command[1]}, or all of docs/client.md, `A user of its own`"
+    return "grant the queue's keys and the table of models: ~{pagemill:<queue>}* ~pagemill:models"

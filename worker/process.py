@@ -18,9 +18,10 @@ import structlog
 
 from engine.config import USUAL_LIMITS, EngineConfig
 from engine.errors import DeviceLost, EngineError, ModelNotFound, StartupError
-from pagemill.connection import connect_async, timeout_of_a_lease
+from pagemill.connection import AsyncServers, timeout_of_a_lease
 from pagemill.consumer import Consumer
 from pagemill.errors import PagemillError, QueueUnavailable, SettingsError
+from pagemill.keys import MODELS, QueueKeys
 from pagemill.object_store import ObjectStore, open_store
 from worker import exits
 from worker.engine_build import EnginePlan, FakeConfig, load_tokenizer
@@ -78,9 +79,15 @@ async def serve(settings: WorkerSettings, lifeline: Lifeline | None) -> int:
     worker_id = new_worker_id() if lifeline is None else lifeline.worker_id
     store = open_store(settings.object_store) if settings.object_store else None
     secret = read_secret(settings.webhook_secret.get_secret_value()) if settings.webhook_secret else None
-    redis = connect_async(settings.redis_url, timeout_s=timeout_of_a_lease(settings.lease_s))
+    servers = AsyncServers(settings.redis_url, timeout_s=timeout_of_a_lease(settings.lease_s))
     try:
-        consumer = Consumer(redis, settings.queue, worker_id=worker_id, lease_ms=round(settings.lease_s * 1000))
+        consumer = Consumer(
+            servers.at(QueueKeys(settings.queue).base),
+            settings.queue,
+            worker_id=worker_id,
+            lease_ms=round(settings.lease_s * 1000),
+            models=servers.at(MODELS),
+        )
         await _check_server(consumer, allow_unsafe=settings.allow_unsafe_redis)
         started: list[Service] = []
         async with _health(settings, started):
@@ -93,7 +100,7 @@ async def serve(settings: WorkerSettings, lifeline: Lifeline | None) -> int:
             started.append(service)
             return await _run(service, lifeline)
     finally:
-        await redis.aclose()
+        await servers.close()
 
 
 async def _check_server(consumer: Consumer, *, allow_unsafe: bool) -> None:

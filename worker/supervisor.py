@@ -19,6 +19,7 @@ from typing import Self
 import structlog
 
 from pagemill.connection import connect_briefly
+from pagemill.keys import QueueKeys
 from worker import exits
 from worker.lifeline import HURRY_SIGNAL, STOP_SIGNALS, Lifeline, new_worker_id
 from worker.obituaries import Death, Obituaries
@@ -44,7 +45,7 @@ def supervise(settings: WorkerSettings) -> int:
         The exit code of a worker that drained or could not start.
     """
     command = [sys.executable, *sys.orig_argv[1:]]
-    with connect_briefly(settings.redis_url) as redis, Wakeups() as wakeups:
+    with connect_briefly(settings.redis_url, key=QueueKeys(settings.queue).base) as redis, Wakeups() as wakeups:
         supervisor = Supervisor(
             lambda: Child(command),
             Obituaries(redis, settings.queue),

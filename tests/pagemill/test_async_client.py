@@ -164,14 +164,14 @@ def test_large_payloads_go_to_the_store(server_url: str, queue: str, consumer: M
 
 def test_a_server_that_goes_away_while_one_waits() -> None:
     """
-    Waiting for a result ends with the one typed error when the server goes.
+    Waiting for a result ends with the one typed error when the server goes, and stays away.
     """
 
     async def scenario(servers: ExitStack) -> None:
         url = servers.enter_context(local_redis())
         async with AsyncClient(url) as client:
             job_id = (await client.submit(a_job())).job_id
-            waiting = asyncio.ensure_future(client.result(job_id, wait_s=60))
+            waiting = asyncio.ensure_future(client.result(job_id, wait_s=3))
             with Redis.from_url(url) as redis:
                 await asyncio.to_thread(wait_for, lambda: redis.pubsub_channels())
             await asyncio.to_thread(servers.close)

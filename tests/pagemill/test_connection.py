@@ -3,8 +3,9 @@
 import pytest
 from redis import Redis
 
-from pagemill.connection import ServerFacts, connect, facts_of, judge
+from pagemill.connection import connect
 from pagemill.errors import QueueUnavailable, SettingsError, UnsafeServer
+from pagemill.server_facts import ServerFacts, facts_of, judge
 from producers.local_redis import local_redis
 from tests.support.servers import BlockingConsumer
 

@@ -275,7 +275,7 @@ def test_a_submit_in_doubt_names_its_job(client: Client, monkeypatch: pytest.Mon
         raise QueueUnavailable("cut")
 
     with monkeypatch.context() as patch:
-        patch.setattr("pagemill.client.run_many", cut)
+        patch.setattr("pagemill.client_base.run_many", cut)
         with pytest.raises(QueueUnavailable, match="may be in the queue") as caught:
             client.submit(prompt="x")
 

@@ -9,10 +9,10 @@ from typing import Any
 
 from redis import Redis
 
-from pagemill.connection import connect_async
+from pagemill.connection import AsyncServers
 from pagemill.consumer import Consumer
 from pagemill.ids import uuid7
-from pagemill.keys import QueueKeys, is_permanent
+from pagemill.keys import MODELS, QueueKeys, is_permanent
 from pagemill.messages import TERMINAL_STATES, Delivery, Finished, Outcome, Room
 from pagemill.schema import LANES, Completion, Job, Result, ResultStatus, Usage
 from pagemill.versions import SCHEMA_VERSION
@@ -81,9 +81,10 @@ class BlockingConsumer:
         version: int = SCHEMA_VERSION,
     ) -> None:
         self._runner = asyncio.Runner()
-        self._redis = connect_async(url, timeout_s=timeout_s)
+        self._servers = AsyncServers(url, timeout_s=timeout_s)
+        redis, models = self._servers.at(QueueKeys(queue).base), self._servers.at(MODELS)
         name = worker_id or f"w-{uuid7()}"
-        self.consumer = Consumer(self._redis, queue, worker_id=name, lease_ms=lease_ms, version=version)
+        self.consumer = Consumer(redis, queue, worker_id=name, lease_ms=lease_ms, version=version, models=models)
         try:
             self.run(self.consumer.heartbeat({}))
         except BaseException:
@@ -108,7 +109,7 @@ class BlockingConsumer:
         return outcomes
 
     def close(self) -> None:
-        self.run(self._redis.aclose())
+        self.run(self._servers.close())
         self._runner.close()
 
 

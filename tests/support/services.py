@@ -12,9 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
-from pagemill.connection import connect_async, timeout_of_a_lease
+from pagemill.connection import AsyncServers, timeout_of_a_lease
 from pagemill.consumer import Consumer
 from pagemill.ids import uuid7
+from pagemill.keys import MODELS, QueueKeys
 from pagemill.object_store import ObjectStore
 from pagemill.versions import SCHEMA_VERSION
 from tests.support.engine_thread import EngineThread
@@ -84,9 +85,15 @@ class RunningService:
                 self.error = error
 
     async def _serve(self) -> None:
-        redis = connect_async(self._url, timeout_s=timeout_of_a_lease(self._options.lease_s))
-        lease_ms = round(self._options.lease_s * 1000)
-        consumer = Consumer(redis, self._queue, worker_id=self.worker_id, lease_ms=lease_ms, version=self._version)
+        servers = AsyncServers(self._url, timeout_s=timeout_of_a_lease(self._options.lease_s))
+        consumer = Consumer(
+            servers.at(QueueKeys(self._queue).base),
+            self._queue,
+            worker_id=self.worker_id,
+            lease_ms=round(self._options.lease_s * 1000),
+            version=self._version,
+            models=servers.at(MODELS),
+        )
         tokenizer = ByteTokenizer()
         engine = self.engine
         self.service = Service(
@@ -110,7 +117,7 @@ class RunningService:
         try:
             await self.service.run()
         finally:
-            await redis.aclose()
+            await servers.close()
 
 
 class WorkerProcess:
