@@ -185,6 +185,14 @@ def demo(context: typer.Context) -> NoReturn:
 
 
 @app.command(context_settings=_PASS_ON)
+def gateway(context: typer.Context) -> NoReturn:
+    """Serve OpenAI's HTTP API from a queue, until SIGTERM. `pagemill gateway --help` has its flags."""
+    named = {"--redis-url": "redis_url", "--queue": "queue", "--object-store": "object_store"}
+    flags = [text for flag, name in named.items() if context.obj[name] for text in (flag, context.obj[name])]
+    _become("producers.gateway", context.args if context.args[:1] == ["keys"] else [*flags, *context.args])
+
+
+@app.command(context_settings=_PASS_ON)
 def models(context: typer.Context) -> NoReturn:
     """Fetch models (`models pull smollm2`, or a hub id) and list them (`models list`)."""
     _become("worker.models", context.args)

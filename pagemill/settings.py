@@ -22,6 +22,9 @@ PREFIX = "PAGEMILL_"
 # read by other parts of Pagemill before there are settings
 RESERVED = frozenset({"config", "cache"})
 
+# programs with settings of their own: a table of that name in the file, and names that begin with it
+SECTIONS = ("gateway",)
+
 
 class Settings(BaseSettings):
     """
@@ -120,6 +123,8 @@ def _environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 def _refuse_unknown(given: Mapping[str, object], known: set[str], where: str, *, strict: bool = True) -> None:
     for name in given.keys() - known:
+        if where and (name in SECTIONS or name.startswith(tuple(f"{section}_" for section in SECTIONS))):
+            continue
         near = get_close_matches(name, known, n=1, cutoff=0.6 if strict else 0.85)
         if not near and not strict:
             continue
