@@ -99,6 +99,9 @@ def response_of(error: ApiError) -> JSONResponse:
     headers = {}
     if error.retry_after_s is not None:
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
+    if error.status == 413:
+        # the rest of the body is not read
+        headers["connection"] = "close"
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
     return JSONResponse(error.body(), error.status, headers)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import openai
 import pytest
 
@@ -30,7 +31,7 @@ def service(redis_url: str) -> Iterator[RunningService]:
 @pytest.fixture(scope="module")
 def gateway(
     redis_url: str,
-    service: RunningService,
+    service: RunningService,  # noqa: ARG001  the gateway's worker
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[RunningGateway]:
     store: Path = tmp_path_factory.mktemp("objects")
@@ -46,6 +47,4 @@ def client(gateway: RunningGateway) -> Iterator[openai.OpenAI]:
 
 
 def is_ready(gateway: RunningGateway) -> bool:
-    import httpx
-
     return httpx.get(f"{gateway.url}/readyz").status_code == 200

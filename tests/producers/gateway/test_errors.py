@@ -2,12 +2,14 @@
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import httpx
 import pytest
 import schemathesis
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis.errors import Unsatisfiable
 
 from tests.support.gateways import RunningGateway, running_gateway
 from tests.support.servers import wait_for
@@ -203,26 +205,22 @@ def test_schemathesis_finds_no_5xx(gateway: RunningGateway) -> None:
         for mode in (schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE):
 
             @settings(
-                max_examples=15,
+                max_examples=8,
                 deadline=None,
                 database=None,
                 derandomize=True,
                 suppress_health_check=list(HealthCheck),
                 phases=[Phase.generate],
             )
-            @schemathesis_given(operation, mode)
+            @given(case=operation.as_strategy(generation_mode=mode))
             def check(case: schemathesis.Case) -> None:
                 response = case.call()
                 seen.append((case.path, response.status_code))
                 assert response.status_code < 500 or case.path == "/readyz", response.text
 
-            check()
+            # a route without parameters can be called in one way alone
+            with suppress(Unsatisfiable):
+                check()
 
     assert {"/v1/chat/completions", "/v1/completions", "/v1/models"} <= {path for path, _ in seen}
-    assert len(seen) > 80
-
-
-def schemathesis_given(operation: Any, mode: Any) -> Any:
-    from hypothesis import given
-
-    return given(case=operation.as_strategy(generation_mode=mode))
+    assert len(seen) > 50
