@@ -97,6 +97,12 @@ class Tokenizer:
         alone = self.decode([token_id], skip_special_tokens=False)
         return self.decode([token_id, token_id], skip_special_tokens=False)[len(alone) :]
 
+    def to_json(self) -> str:
+        """
+        Write the tokenizer as a tokenizer.json, which counts as this one does.
+        """
+        return self._backend.to_str()
+
     def _encode(self, text: str, *, add_special_tokens: bool) -> TokenIds:
         try:
             # the batch call alone lets go of the GIL: the step loop goes on while we encode

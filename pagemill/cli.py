@@ -1,7 +1,7 @@
 """
 The command line: submit jobs, fetch results, look at a queue, and start what a checkout holds.
 
-Client commands need this package alone. `worker`, `demo` and `models` start programs that lie
+Client commands need this package alone. `worker`, `bulk`, `demo` and `models` start programs that lie
 beside it in a checkout or an image, and say so where they do not.
 """
 
@@ -190,6 +190,15 @@ def gateway(context: typer.Context) -> NoReturn:
     named = {"--redis-url": "redis_url", "--queue": "queue", "--object-store": "object_store"}
     flags = [text for flag, name in named.items() if context.obj[name] for text in (flag, context.obj[name])]
     _become("producers.gateway", context.args if context.args[:1] == ["keys"] else [*flags, *context.args])
+
+
+@app.command(context_settings=_PASS_ON)
+def bulk(context: typer.Context) -> NoReturn:
+    """Summarise, classify or translate many documents: run, plan, status, resume, report."""
+    # its flags stand behind its own command
+    named = {"PAGEMILL_REDIS_URL": "redis_url", "PAGEMILL_QUEUE": "queue", "PAGEMILL_OBJECT_STORE": "object_store"}
+    os.environ.update({name: context.obj[option] for name, option in named.items() if context.obj[option]})
+    _become("producers.bulk", context.args)
 
 
 @app.command(context_settings=_PASS_ON)

@@ -6,6 +6,7 @@ from typing import Any
 
 from pagemill import calls, dead_letters
 from pagemill.batch_verbs import BatchVerbs
+from pagemill.bulk_verbs import BulkVerbs
 from pagemill.calls import Answer, in_chunks
 from pagemill.client_core import (
     CHUNK,
@@ -37,7 +38,7 @@ from pagemill.scripts import run, run_many, translated
 from pagemill.shares import ShareVerbs
 
 
-class Client(BatchVerbs, ShareVerbs):
+class Client(BatchVerbs, BulkVerbs, ShareVerbs):
     """
     A producer's door to the queue.
 

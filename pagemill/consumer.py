@@ -32,6 +32,7 @@ from pagemill.messages import (
 from pagemill.raw import RawEntries
 from pagemill.schema import LANES, Lane
 from pagemill.scripts import Call, run_async, run_many_async, translated
+from pagemill.shown_tokenizer import ShownTokenizer
 from pagemill.versions import SCHEMA_VERSION
 
 T = TypeVar("T")
@@ -65,6 +66,7 @@ class Consumer:
         self.lease_ms = lease_ms
         self.version = version
         self.raw = RawEntries(redis, self.keys, worker_id)
+        self.tokenizer = ShownTokenizer(redis, self.keys)
         self._redis = redis
 
         # lanes in which the last pull left jobs that wait

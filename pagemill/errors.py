@@ -18,7 +18,9 @@ PagemillError
 ├── UnsafeServer            the server's settings can lose jobs: operator
 ├── ObjectStoreError        an object cannot be read or written: operator
 │   ├── StoreAway           out of reach, or overloaded: it may come back by itself
-│   └── ObjectNotFound      there is no such object (any more)
+│   ├── ObjectNotFound      there is no such object (any more)
+│   ├── ObjectChanged       it is not the object that was looked at before
+│   └── ObjectExists        there is one already, and it was not to be replaced
 └── SettingsError           a setting is unknown or out of range: operator
 """
 
@@ -135,6 +137,14 @@ class StoreAway(ObjectStoreError):
 
 class ObjectNotFound(ObjectStoreError):
     """Raised when there is no object under that name."""
+
+
+class ObjectChanged(ObjectStoreError):
+    """Raised when an object was written anew since its etag was read."""
+
+
+class ObjectExists(ObjectStoreError):
+    """Raised when an object is there already and must not be written over."""
 
 
 class SettingsError(PagemillError):

@@ -43,6 +43,8 @@ keeps them in one slot. The scripts build the same names from the base (lua/comm
     guard               string  SUBMIT                  after a second
     lock:sweep          string  LOCK                    after one turn of the sweeper
     lock:suspects       string  TAKE_SUSPECTS           a lease after its worker's last sign
+    lease:<name>        string  LEASE                   its own time after it was last renewed
+    tok                 hash    TOKENIZER               ten minutes after a worker last showed it
     server              hash    RECLAIM                 stays
     ch:<id>             channel every end of a job      -
     chb:<batch>         channel as ev, for batches      -
@@ -73,6 +75,8 @@ done, failed, cancelled, expired; prompt_tokens, completion_tokens, gpu_ms of th
 pct the percent of the newest event, cancel, scan where the cancelling goes on; hook its webhook's URL,
 hook_st, hook_n and hook_err how its delivery stands; seen ms of an activity, an hour old at most.
 
+Fields of tok: print the digest, z the compressed tokenizer.json.
+
 One key is outside of all queues: `pagemill:models`, hash, model -> queue; HEARTBEAT's caller
 writes it, and it stays.
 """
@@ -95,7 +99,7 @@ class QueueKeys:
 
     __slots__ = (
         *("base", "batches", "dead", "delayed", "events", "isolation", "limits", "orphans", "queue", "raw"),
-        *("stats", "tenants", "workers"),
+        *("stats", "tenants", "tokenizer", "workers"),
     )
 
     def __init__(self, queue: str) -> None:
@@ -113,6 +117,7 @@ class QueueKeys:
         self.raw = f"{self.base}:in"
         self.stats = f"{self.base}:st"
         self.tenants = f"{self.base}:tenants"
+        self.tokenizer = f"{self.base}:tok"
         self.workers = f"{self.base}:workers"
 
     def job(self, job_id: str) -> str:

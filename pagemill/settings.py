@@ -22,8 +22,11 @@ PREFIX = "PAGEMILL_"
 # read by other parts of Pagemill before there are settings
 RESERVED = frozenset({"config", "cache"})
 
-# programs with settings of their own: a table of that name in the file, and names that begin with it
-SECTIONS = ("gateway",)
+# tables of the file that are no settings: other parts of Pagemill read them
+SECTIONS = frozenset({"bulk", "gateway"})
+
+# how the names of other parts' settings begin in the environment
+OTHERS = (f"{PREFIX}GATEWAY_",)
 
 
 class Settings(BaseSettings):
@@ -68,7 +71,7 @@ class Settings(BaseSettings):
         _refuse_unknown(given, set(cls.model_fields), "")
         path = config_file(os.environ)
         _refuse_unknown(_environment(os.environ), known | RESERVED, PREFIX, strict=strict)
-        _refuse_unknown(_read(path) if path else {}, known, f"{path}: ", strict=strict)
+        _refuse_unknown(_read(path) if path else {}, known | SECTIONS, f"{path}: ", strict=strict)
         try:
             return cls(**given)
         except ValidationError as error:
@@ -118,13 +121,15 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _environment(environment: Mapping[str, str]) -> dict[str, str]:
-    return {name.removeprefix(PREFIX).lower(): value for name, value in environment.items() if name.startswith(PREFIX)}
+    return {
+        name.removeprefix(PREFIX).lower(): value
+        for name, value in environment.items()
+        if name.startswith(PREFIX) and not name.startswith(OTHERS)
+    }
 
 
 def _refuse_unknown(given: Mapping[str, object], known: set[str], where: str, *, strict: bool = True) -> None:
     for name in given.keys() - known:
-        if where and (name in SECTIONS or name.startswith(tuple(f"{section}_" for section in SECTIONS))):
-            continue
         near = get_close_matches(name, known, n=1, cutoff=0.6 if strict else 0.85)
         if not near and not strict:
             continue

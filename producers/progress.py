@@ -18,19 +18,26 @@ METER_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Where a run stands: jobs, and what its workers said last; kv_usage is a fraction."""
+    """Where a run stands: jobs or other units, and what its workers said last; kv_usage is a fraction, None unknown."""
 
     done: int
     total: int
     stage: str
     tokens_per_s: float = 0.0
-    kv_usage: float = 0.0
+    kv_usage: float | None = 0.0
+    unit: str = "jobs"
+
+    @property
+    def usage(self) -> str:
+        return "" if self.kv_usage is None else f"KV {self.kv_usage:>5.1%}"
 
     def __str__(self) -> str:
         if not self.tokens_per_s and not self.done:
             return self.stage
-        rates = f"{self.tokens_per_s:.0f} tokens/s, KV {self.kv_usage:.1%} used"
-        return f"{self.stage}: {self.done}/{self.total} jobs, {rates}"
+        rates = f"{self.tokens_per_s:.0f} tokens/s"
+        if self.kv_usage is not None:
+            rates += f", KV {self.kv_usage:.1%} used"
+        return f"{self.stage}: {self.done}/{self.total} {self.unit}, {rates}"
 
 
 class Meter:
@@ -75,9 +82,9 @@ class Bar:
             SpinnerColumn(),
             TextColumn("{task.description}"),
             BarColumn(),
-            TextColumn("{task.completed:.0f}/{task.total:.0f} jobs"),
+            TextColumn("{task.completed:.0f}/{task.total:.0f} {task.fields[unit]}"),
             TextColumn("{task.fields[rate]:>4.0f} tokens/s"),
-            TextColumn("KV {task.fields[usage]:>5.1%}"),
+            TextColumn("{task.fields[usage]}"),
             TimeElapsedColumn(),
             console=console,
             transient=True,
@@ -95,13 +102,13 @@ class Bar:
 
     def show(self, moment: Moment) -> None:
         if self._task is None:
-            self._task = self._progress.add_task(moment.stage, total=moment.total, rate=0.0, usage=0.0)
+            self._task = self._progress.add_task(moment.stage, total=moment.total, unit=moment.unit, rate=0.0, usage="")
         self._progress.update(
             self._task,
             description=moment.stage,
             completed=moment.done,
             rate=moment.tokens_per_s,
-            usage=moment.kv_usage,
+            usage=moment.usage,
         )
 
 

@@ -31,6 +31,10 @@ class Tokenizer(Protocol):
 
     def token_text(self, token_id: int) -> str: ...
 
+    def to_json(self) -> str:
+        """As tokenizer.json, for whoever counts tokens elsewhere."""
+        ...
+
 
 class EngineStats(Protocol):
     """Counters of an engine, from its start."""

@@ -9,6 +9,7 @@ the context allows it.
 
 import hashlib
 import itertools
+import json
 import time
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -56,6 +57,18 @@ class ByteTokenizer:
 
     def token_text(self, token_id: int) -> str:
         return self.decode([token_id])
+
+    def to_json(self) -> str:
+        model = {"type": "BPE", "vocab": {byte: token_id for token_id, byte in enumerate(_byte_names())}, "merges": []}
+        level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+        return json.dumps({"version": "1.0", "model": model, "pre_tokenizer": level, "decoder": level})
+
+
+def _byte_names() -> list[str]:
+    """The characters that stand for the 256 bytes where tokens are bytes: itself if it shows, else one from 256 on."""
+    shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = itertools.count(256)
+    return [chr(byte if byte in shown else next(others)) for byte in range(256)]
 
 
 @dataclass(frozen=True, slots=True)

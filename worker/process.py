@@ -228,6 +228,7 @@ def build_service(
         heartbeat=Heartbeat(
             {"model": model, "max_model_len": facts.max_model_len, "engine": settings.engine}, engine.stats
         ),
+        tokenizer=tokenizer,
         options=_service_options(settings, look_ahead, tuple(aliases)),
     )
 

@@ -22,7 +22,7 @@ from pagemill.messages import Outcome
 from pagemill.object_store import ObjectStore
 from worker.doorbell import Doorbell
 from worker.drain import Drain
-from worker.engine_port import EngineDoor, EngineGone, Turn
+from worker.engine_port import EngineDoor, EngineGone, Tokenizer, Turn
 from worker.heap import give_back_forever
 from worker.heartbeat import Heartbeat
 from worker.intake import Intake
@@ -34,6 +34,7 @@ from worker.raw_intake import RawIntake
 from worker.results import ResultMaker
 from worker.retries import POLICIES, Fault, Policy
 from worker.returns import FLUSH_S, Returns
+from worker.shown_tokenizer import show_forever
 from worker.sinks import Sink
 from worker.streams import TokenStreams
 from worker.sweeper import sweep_forever
@@ -103,10 +104,12 @@ class Service:
         store: ObjectStore | None,
         webhooks: Webhooks | None = None,
         heartbeat: Heartbeat,
+        tokenizer: Tokenizer,
         options: ServiceOptions,
     ) -> None:
         self.num_done = 0
         self._consumer, self._store, self._webhooks, self._options = consumer, store, webhooks, options
+        self._tokenizer = tokenizer
         self._heartbeat = heartbeat
         self._engine = engine
         self._leases = Leases(consumer, self._engine, intake, lease_s=options.lease_s)
@@ -189,6 +192,7 @@ class Service:
             self._streams.run(),
             self._raw.run(),
             give_back_forever(),
+            show_forever(self._consumer, self._tokenizer),
             sweep_forever(
                 self._consumer,
                 self._store,

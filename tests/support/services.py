@@ -103,6 +103,7 @@ class RunningService:
             results=ResultMaker(tokenizer=tokenizer, model=engine.model_name, worker_id=self.worker_id),
             store=self._store,
             heartbeat=Heartbeat({"model": engine.model_name, "max_model_len": engine.max_model_len}),
+            tokenizer=tokenizer,
             options=self._options,
         )
         self._built.set()

@@ -1,0 +1,1 @@
+"""Bulk work over documents in files and buckets."""

@@ -1,0 +1,364 @@
+"""
+Puts the rows of an input through a queue, with bounded work in flight, and writes what comes out.
+
+It knows neither prompts nor files. Whoever runs something of that kind gives it four things:
+
+- chunks: whatever `read` and `write` can work with, each small;
+- `read(chunk)`, the chunk's items in order: documents, faults of rows, and rows that are known
+  already (`Kept`);
+- a `Task`: `work(document)` is a generator that yields lists of jobs, is sent their results, and
+  returns the document's row; `fault(fault)` makes a row of what cannot be worked on;
+- `write(chunk, rows)`: makes a chunk's rows durable, in the order of its items. It is called on
+  other threads, for several chunks at once, in the order in which they complete.
+
+Jobs have ids that are the same in each run (tasks.py): a run that comes after another one submits
+them again, and the queue gives what it has. After `write` they are forgotten there.
+"""
+
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from typing import Generic, TypeVar
+
+from pagemill.client import Client
+from pagemill.errors import (
+    BatchNotFound,
+    Busy,
+    Conflict,
+    InvalidJob,
+    PagemillError,
+    ServerAway,
+    ServerFull,
+    StoreAway,
+)
+from pagemill.gathering import Gathered, Gathering
+from pagemill.messages import Accepted
+from pagemill.schema import Failure, Job, Result, ResultStatus
+from producers.bulk.rows import Document, RowFault
+from producers.bulk.work import Counts, Kept, Limits, OpenChunk, Step, Task, Work
+
+C = TypeVar("C")
+R = TypeVar("R")
+
+# jobs submitted in one go
+SLICE = 256
+
+# how long the runner waits for an end before it looks around
+TURN_S = 0.25
+
+# rows that wait for others of their chunk are in memory: no more chunks than that are open
+MAX_OPEN = 16
+WRITERS = 4
+
+# a server or store that is away for longer ends the run
+AWAY_S = 600.0
+
+
+class Runner(Generic[C, R]):
+    """
+    One run over some chunks.
+
+    Args:
+        reopen: Creates the batch of the jobs anew, where the queue has lost it.
+        end_late: Called once when the deadline has passed, to end what is in the queue.
+        on_turn: Called with the counts after each look around; what it raises ends the run.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        task: Task[R],
+        read: Callable[[C], Iterable[Document | RowFault | Kept[R]]],
+        write: Callable[[C, list[R]], object],
+        *,
+        model: str | None = None,
+        limits: Limits | None = None,
+        reopen: Callable[[], object] = lambda: None,
+        end_late: Callable[[], object] = lambda: None,
+        on_turn: Callable[[Counts], object] = lambda _: None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._client, self._task, self._read, self._write = client, task, read, write
+        self._model, self._limits = model, limits or Limits()
+        self._reopen, self._end_late, self._on_turn, self._clock = reopen, end_late, on_turn, clock
+        self._stopping = threading.Event()
+
+        # all the mutable state there is
+        self.counts = Counts()
+        self._open: list[OpenChunk[C, R]] = []
+        self._source: Iterator[tuple[OpenChunk[C, R], Document | RowFault | Kept[R]]] = iter(())
+        self._pending: deque[Job] = deque()
+        self._steps: dict[str, Step[C, R]] = {}
+        self._sent: dict[str, Job] = {}
+        self._tokens = 0
+        # so many are sent one by one, for one of them was refused
+        self._num_alone = 0
+        self._slice = SLICE
+        self._busy_until = 0.0
+        self._sent_when_busy = 0
+        self._away_since: float | None = None
+        self._late = False
+        self._writes: set[Future[None]] = set()
+
+    def stop(self) -> None:
+        """Submit no more, write what is complete, and return from `run`; for signal handlers."""
+        self._stopping.set()
+
+    @property
+    def stopped(self) -> bool:
+        return self._stopping.is_set()
+
+    def run(self, chunks: Iterable[C]) -> Counts:
+        """
+        Work until all chunks are written, or until `stop`.
+
+        Raises:
+            QueueUnavailable, ObjectStoreError: out of reach for ten minutes, or refused; all that
+                was written stays, and running again goes on.
+            BatchClosed: somebody has sealed or cancelled the batch.
+        """
+        gathering = self._client.gather(self._model)
+        self._source = self._items(iter(chunks))
+        with ThreadPoolExecutor(WRITERS, thread_name_prefix="write") as writers:
+            more = True
+            while not self.stopped:
+                more = more and self._fill()
+                if not more and not self._open and not self._writes:
+                    break
+                try:
+                    self._submit(gathering)
+                    gathered = self._gather(gathering)
+                    self._away_since = None
+                except (ServerAway, ServerFull, StoreAway) as error:
+                    self._wait_out(error)
+                    continue
+                for result in gathered.results:
+                    self._end(result)
+                for job_id in gathered.lost:
+                    self._send_again(job_id)
+                self._hand_over(writers, idle=not self._sent and not self._pending)
+                self._report()
+            self._settle_writes(wait(self._writes).done)
+        self._report()
+        return self.counts
+
+    # reading
+
+    def _items(self, chunks: Iterator[C]) -> Iterator[tuple[OpenChunk[C, R], Document | RowFault | Kept[R]]]:
+        for chunk in chunks:
+            opened: OpenChunk[C, R] = OpenChunk(chunk)
+            self._open.append(opened)
+            for item in self._read(chunk):
+                yield opened, item
+            opened.read_all = True
+
+    def _fill(self) -> bool:
+        """Take documents as long as there is room for their jobs; False where there are no more."""
+        while self._wants_more() and len(self._open) + len(self._writes) <= MAX_OPEN:
+            taken = next(self._source, None)
+            if taken is None:
+                return False
+            self._begin(*taken)
+        return True
+
+    def _wants_more(self) -> bool:
+        num_jobs = len(self._sent) + len(self._pending)
+        return len(self._pending) < SLICE and num_jobs < self._limits.jobs and self._has_room()
+
+    def _has_room(self) -> bool:
+        """Whether the next job that waits may go into the queue, or else one of unknown size."""
+        tokens = self._tokens + (self._pending[0].estimated_tokens() if self._pending else 1)
+        return not self._sent or (len(self._sent) < self._limits.jobs and tokens <= self._limits.tokens)
+
+    def _begin(self, home: OpenChunk[C, R], item: Document | RowFault | Kept[R]) -> None:
+        place = len(home.rows)
+        home.rows.append(None)
+        home.num_missing += 1
+        if isinstance(item, Kept):
+            self._put(home, place, item.row)
+        elif isinstance(item, RowFault):
+            self._put(home, place, self._task.fault(item))
+        else:
+            self._advance(self._task.work(item), home, place, None)
+
+    def _advance(self, work: Work[R], home: OpenChunk[C, R], place: int, results: Sequence[Result] | None) -> None:
+        try:
+            jobs = next(work) if results is None else work.send(results)
+        except StopIteration as end:
+            self._put(home, place, end.value)
+            return
+        step = Step(work, home, place, [job.id for job in jobs])
+        home.job_ids += step.job_ids
+        for job in jobs:
+            assert job.id not in self._steps, f"two jobs have the id {job.id}"
+            self._steps[job.id] = step
+        # what goes on comes before what begins, so that few documents are half done
+        if results is None:
+            self._pending.extend(jobs)
+        else:
+            self._pending.extendleft(reversed(jobs))
+
+    def _put(self, home: OpenChunk[C, R], place: int, row: R) -> None:
+        home.rows[place] = row
+        home.num_missing -= 1
+        self.counts.rows += 1
+
+    # submitting
+
+    def _submit(self, gathering: Gathering) -> None:
+        """Send what waits, as much as the limits and the queue allow."""
+        if self._limits.deadline is not None and self._clock() >= self._limits.deadline:
+            self._expire()
+        if self._sent_when_busy and 2 * len(self._sent) <= self._sent_when_busy:
+            # the server's guess was of when others would make room, and ours have
+            self._busy_until, self._sent_when_busy = 0.0, 0
+        while self._pending and self._has_room() and time.monotonic() >= self._busy_until and not self.stopped:
+            jobs = self._next_jobs()
+            try:
+                accepted = self._client.submit_many(jobs)
+            except Busy as error:
+                self._pending.extendleft(reversed(jobs))
+                self._heed(error, len(jobs))
+            except BatchNotFound:
+                self._pending.extendleft(reversed(jobs))
+                self._reopen()
+            except (InvalidJob, Conflict) as error:
+                self._refused(jobs, error)
+            except PagemillError:
+                self._pending.extendleft(reversed(jobs))
+                raise
+            else:
+                self._slice = min(SLICE, 2 * self._slice)
+                self._note(jobs, accepted)
+                gathering.add(accepted)
+
+    def _next_jobs(self) -> list[Job]:
+        jobs = [self._pending.popleft()]
+        if self._num_alone:
+            self._num_alone -= 1
+            return jobs
+        most, tokens = min(self._slice, self._limits.jobs - len(self._sent)), self._tokens + jobs[0].estimated_tokens()
+        while self._pending and len(jobs) < most:
+            tokens += self._pending[0].estimated_tokens()
+            if tokens > self._limits.tokens:
+                break
+            jobs.append(self._pending.popleft())
+        return jobs
+
+    def _heed(self, error: Busy, num_jobs: int) -> None:
+        """The queue is full: try with fewer, and where even one is too many, wait as it says."""
+        # some of them may have been taken: a repeated submit finds them
+        self._slice = max(1, num_jobs // 2)
+        if num_jobs == 1:
+            # not all producers at once
+            self._busy_until = time.monotonic() + error.retry_after_s * random.uniform(1.0, 1.25)
+            self._sent_when_busy = len(self._sent)
+
+    def _refused(self, jobs: Sequence[Job], error: InvalidJob | Conflict) -> None:
+        if len(jobs) > 1:
+            # one by one tells whose it is; a repeated submit is no second job
+            self._pending.extendleft(reversed(jobs))
+            self._num_alone = len(jobs)
+            return
+        code = error.code if isinstance(error, InvalidJob) else "invalid_job"
+        failure = Failure.model_validate({"code": code, "message": str(error)})
+        self._end(_unsent(jobs[0], "failed", failure))
+
+    def _note(self, jobs: Sequence[Job], accepted: Sequence[Accepted]) -> None:
+        for job, one in zip(jobs, accepted, strict=True):
+            self._sent[job.id] = job
+            self._tokens += job.estimated_tokens()
+            self.counts.jobs += 1
+            self.counts.resubmitted += one.duplicate
+
+    def _send_again(self, job_id: str) -> None:
+        self._pending.append(self._taken_back(job_id))
+
+    def _taken_back(self, job_id: str) -> Job:
+        job = self._sent.pop(job_id)
+        self._tokens -= job.estimated_tokens()
+        return job
+
+    def _gather(self, gathering: Gathering) -> Gathered:
+        if not self._sent:
+            # the queue is full of others' jobs
+            self._stopping.wait(max(0.0, min(TURN_S, self._busy_until - time.monotonic())) if self._pending else 0.0)
+        return gathering.take(TURN_S if self._sent else 0.0)
+
+    # ending
+
+    def _end(self, result: Result) -> None:
+        if result.job_id in self._sent:
+            self._taken_back(result.job_id)
+        self.counts.completion_tokens += result.usage.completion_tokens
+        step = self._steps.pop(result.job_id)
+        step.results[result.job_id] = result
+        if len(step.results) == len(step.job_ids):
+            results = [step.results[job_id] for job_id in step.job_ids]
+            self._advance(step.work, step.home, step.place, results)
+
+    def _expire(self) -> None:
+        """The deadline has passed: end what is in the queue, and say of the rest that it came too late."""
+        if not self._late:
+            self._late = True
+            self._end_late()
+        why = Failure(code="deadline_passed", message="the deadline of the bulk job had passed")
+        while self._pending:
+            self._end(_unsent(self._pending.popleft(), "expired", why))
+
+    def _hand_over(self, writers: ThreadPoolExecutor, *, idle: bool) -> None:
+        """Have complete chunks written; wait for that where there is nothing else to do."""
+        for opened in [one for one in self._open if one.complete]:
+            self._open.remove(opened)
+            self._writes.add(writers.submit(self._write_down, opened))
+        if self._writes:
+            done = wait(self._writes, TURN_S if idle else 0.0, FIRST_COMPLETED).done
+            self._settle_writes(done)
+
+    def _settle_writes(self, done: Iterable[Future[None]]) -> None:
+        for future in done:
+            self._writes.discard(future)
+            future.result()
+            self.counts.chunks += 1
+
+    def _write_down(self, opened: OpenChunk[C, R]) -> None:
+        rows = [row for row in opened.rows if row is not None]
+        patience = time.monotonic() + AWAY_S
+        while True:
+            try:
+                self._write(opened.chunk, rows)
+                break
+            except StoreAway:
+                if self.stopped or time.monotonic() > patience:
+                    raise
+                self._stopping.wait(random.uniform(1.0, 2.0))
+        try:
+            self._client.forget_many(opened.job_ids, self._model)
+        except PagemillError:
+            # what is written is written; the rest goes by itself, when its time is over
+            return
+
+    # waiting
+
+    def _wait_out(self, error: PagemillError) -> None:
+        """
+        Raises:
+            PagemillError: the error, where it has lasted for too long.
+        """
+        now = time.monotonic()
+        self._away_since = self._away_since or now
+        if now - self._away_since > AWAY_S:
+            raise error
+        self._stopping.wait(random.uniform(0.5, 1.0) * min(5.0, 0.2 + (now - self._away_since)))
+
+    def _report(self) -> None:
+        self.counts.in_flight = len(self._sent)
+        self.counts.busy = time.monotonic() < self._busy_until
+        self._on_turn(self.counts)
+
+
+def _unsent(job: Job, status: ResultStatus, failure: Failure) -> Result:
+    return Result(job_id=job.id, status=status, failure=failure)
