@@ -16,7 +16,7 @@ from starlette.middleware.cors import CORSMiddleware
 import pagemill
 from pagemill.errors import PagemillError, SettingsError
 from pagemill.settings import ClientSettings
-from producers.gateway import generate, health, models, schemas
+from producers.gateway import batches, files, generate, health, models, schemas
 from producers.gateway.api_keys import KeyRing
 from producers.gateway.callers import ClientGone
 from producers.gateway.edge import Edge
@@ -54,7 +54,7 @@ def create_app(settings: GatewaySettings, queue: ClientSettings | None = None) -
         docs_url=None,
         redoc_url=None,
     )
-    for room in (generate, models, health):
+    for room in (generate, models, files, batches, health):
         app.include_router(room.router)
     app.openapi = lambda: schemas.document(app)  # type: ignore[method-assign]
     _add_handlers(app)

@@ -9,14 +9,16 @@ from typing import Any
 
 from pagemill.async_client import AsyncClient
 from pagemill.catalogue import Catalogue
-from pagemill.connection import connect_async
+from pagemill.connection import connect, connect_async
 from pagemill.object_store import ObjectStore, open_store
 from pagemill.settings import ClientSettings
 from pagemill.stream_hub import StreamHub
 from pagemill.submitter import Submitter
 from producers.gateway.api_keys import KeyRing
+from producers.gateway.batch_keeper import BatchKeeper
 from producers.gateway.limits import Limiter
 from producers.gateway.metrics import Metrics
+from producers.gateway.records import Records
 from producers.gateway.settings import GatewaySettings
 
 
@@ -40,7 +42,8 @@ class Gateway:
     keys: KeyRing | None
     metrics: Metrics
     store: ObjectStore | None
-    redis: Any
+    records: Records
+    batches: BatchKeeper
     drop_lines: list[re.Pattern[str]]
     in_flight: int = 0
     stopping: bool = False
@@ -70,23 +73,31 @@ async def open_gateway(
         queue.redis_url, queue=queue.queue, object_store=store, max_queued_tokens=queue.max_queued_tokens
     )
     hub = StreamHub(client)
+    blocking = connect(queue.redis_url)
+    records = Records(blocking, queue.queue, settings.file_ttl_s)
+    catalogue = Catalogue(client)
+    keeper = BatchKeeper(queue, store, records, catalogue, settings)
     gateway = Gateway(
         settings=settings,
         client=client,
         submitter=Submitter(client),
         hub=hub,
-        catalogue=Catalogue(client),
+        catalogue=catalogue,
         limiter=Limiter(redis),
         keys=keys,
         metrics=Metrics(),
         store=store,
-        redis=redis,
+        records=records,
+        batches=keeper,
         drop_lines=[re.compile(one) for one in settings.drop_system_lines],
     )
+    keeper.begin()
     try:
         yield gateway
     finally:
+        await keeper.end()
         await gateway.finish(5.0)
         await hub.close()
         await client.close()
         await redis.aclose()
+        blocking.close()
