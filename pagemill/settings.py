@@ -25,7 +25,10 @@ RESERVED = frozenset({"config", "cache"})
 # how the names of programs begin that not every installation has; each of them checks its own
 PROGRAMS = ("celery_",)
 # tables of the file that are no settings: other parts of Pagemill read them
-SECTIONS = frozenset({"bulk"})
+SECTIONS = frozenset({"bulk", "gateway"})
+
+# how the names of other parts' settings begin in the environment
+OTHERS = (f"{PREFIX}GATEWAY_",)
 
 
 class Settings(BaseSettings):
@@ -120,7 +123,11 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _environment(environment: Mapping[str, str]) -> dict[str, str]:
-    return {name.removeprefix(PREFIX).lower(): value for name, value in environment.items() if name.startswith(PREFIX)}
+    return {
+        name.removeprefix(PREFIX).lower(): value
+        for name, value in environment.items()
+        if name.startswith(PREFIX) and not name.startswith(OTHERS)
+    }
 
 
 def _refuse_unknown(given: Mapping[str, object], known: set[str], where: str, *, strict: bool = True) -> None:
