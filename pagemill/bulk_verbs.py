@@ -8,7 +8,7 @@ from pagemill.client_base import ClientBase
 from pagemill.client_core import CHUNK, reference_in
 from pagemill.errors import ObjectStoreError
 from pagemill.gathering import Gathering
-from pagemill.scripts import Call, load, run, run_many
+from pagemill.scripts import Call, load
 from pagemill.shown_tokenizer import unpack
 
 
@@ -23,7 +23,7 @@ class BulkVerbs(ClientBase):
             UnknownModel: no worker has registered it.
         """
         self._learn_models([model])
-        return Gathering(self._redis, self._pipeline, self._directory.route(model), self._store)
+        return Gathering(self._servers, self._pipeline, self._directory.route(model), self._store)
 
     def forget_many(self, job_ids: Iterable[str], model: str | None = None) -> int:
         """
@@ -41,9 +41,8 @@ class BulkVerbs(ClientBase):
                 if self._store is None:
                     raise ObjectStoreError(f"a result is at {url}: give the client that object_store")
                 self._store.delete(url)
-            num_known += sum(
-                state is not None for state in run_many(self._redis, [calls.forget(keys, i) for i in chunk])
-            )
+            states = self._run_many([calls.forget(keys, job_id) for job_id in chunk])
+            num_known += sum(state is not None for state in states)
         return num_known
 
     def take_lease(self, name: str, holder: str, lease_s: float) -> tuple[str, float]:
@@ -53,16 +52,16 @@ class BulkVerbs(ClientBase):
         Returns:
             Who holds it now, and the seconds until it runs out unless it is taken again.
         """
-        return run(self._redis, self._lease(name, holder, max(1, round(lease_s * 1000))))
+        return self._run(self._lease(name, holder, max(1, round(lease_s * 1000))))
 
     def give_lease_back(self, name: str, holder: str) -> None:
         """Let others have it at once; nothing happens where it is not `holder`'s."""
-        run(self._redis, self._lease(name, holder, 0))
+        self._run(self._lease(name, holder, 0))
 
     def lease_holder(self, name: str) -> str:
         """Who has the lease of that name; empty where nobody has."""
         # nobody is called that, so nothing is given back
-        return run(self._redis, self._lease(name, "?", 0))[0]
+        return self._run(self._lease(name, "?", 0))[0]
 
     def _lease(self, name: str, holder: str, lease_ms: int) -> Call[tuple[str, float]]:
         return Call(

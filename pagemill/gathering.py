@@ -5,9 +5,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from redis import Redis
-
 from pagemill.client_core import CHUNK, POLL_S, Awaited, read_result
+from pagemill.connection import Servers
 from pagemill.errors import StoreAway
 from pagemill.keys import QueueKeys
 from pagemill.messages import TERMINAL_STATES, Accepted
@@ -41,13 +40,13 @@ class Gathering:
 
     def __init__(
         self,
-        redis: Redis,
+        servers: Servers,
         pipeline: Callable[..., list[Any]],
         keys: QueueKeys,
         store: ObjectStore | None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._redis, self._pipeline, self._keys, self._store, self._clock = redis, pipeline, keys, store, clock
+        self._servers, self._pipeline, self._keys, self._store, self._clock = servers, pipeline, keys, store, clock
         [entries] = pipeline(("XREVRANGE", keys.events, "+", "-", "COUNT", 1))
         self._open: set[str] = set()
         self._awaited = Awaited(keys, self._open, entries[0][0].decode() if entries else "0-0")
@@ -76,7 +75,9 @@ class Gathering:
         """
         gathered = Gathered()
         if not self._ended:
-            self._ended = self._awaited.ended(self._events(wait_s))
+            self._awaited.hear(self._events(wait_s))
+            self._ended = list(self._awaited.heard)
+            self._awaited.heard.clear()
         if self._clock() >= self._look_at:
             self._ended = sorted(self._open)
             self._look_at = self._clock() + LOOK_S
@@ -90,7 +91,7 @@ class Gathering:
         block = ("BLOCK", max(1, round(wait_s * 1000))) if wait_s > 0 else ()
         command = ("XREAD", "COUNT", 512, *block, "STREAMS", self._keys.events, self._awaited.entry_id)
         with translated():
-            reply: Any = self._redis.execute_command(*command)
+            reply: Any = self._servers.at(self._keys.base).execute_command(*command)
         return reply[0][1] if reply else []
 
     def _fetch(self, job_ids: Sequence[str], gathered: Gathered) -> None:

@@ -247,7 +247,7 @@ class _Reader:
         block_ms = round(BLOCK_S * 1000)
         command = ("XREAD", "COUNT", 512, "BLOCK", block_ms, "STREAMS", *positions, *positions.values())
         with translated():
-            reply: Any = await self._client._redis.execute_command(*command)
+            reply: Any = await self._client._servers.at(self._keys.base).execute_command(*command)
         return reply or []
 
     def _dispatch(self, reply: Sequence[tuple[bytes, Any]]) -> set[str]:

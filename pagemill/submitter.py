@@ -1,6 +1,7 @@
 """Many callers of one event loop submit single jobs; few scripts carry them."""
 
 import asyncio
+import time
 from collections import deque
 
 from pagemill.async_client import AsyncClient
@@ -38,7 +39,7 @@ class Submitter:
             As that does.
         """
         async with self._asking:
-            [ready] = await self._client._prepare_all([job])
+            [ready] = await self._client._prepare_all([job], time.monotonic())
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._waiting.append((ready, answer))
         if len(self._tasks) < MAX_SENDING:
