@@ -30,7 +30,7 @@ MAX_PAUSE_S = 2.0
 
 
 # the last that an outbox gets
-END = ("END",)
+END: tuple[str, ...] = ()
 
 # what a connection ends with; redis-py takes the streams away from under one that writes
 LOSSES = (RedisError, OSError, AttributeError)
@@ -200,7 +200,7 @@ class Subscriber:
     async def _write(self, connection: Any, outbox: asyncio.Queue[tuple[str, ...]]) -> None:
         # a loss ends the connection, which the reader sees
         with suppress(*LOSSES):
-            while (command := await outbox.get()) is not END and connection.is_connected:
+            while (command := await outbox.get()) != END and connection.is_connected:
                 await connection.send_command(*command, check_health=False)
 
     async def _read(self, connection: Any) -> None:

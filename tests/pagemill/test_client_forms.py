@@ -66,7 +66,7 @@ url, queue = sys.argv[1:]
 with Client(url, queue=queue) as client:
     mine = [client.submit(prompt=f"parent {n}").job_id for n in range(3)]
     pid = os.fork()
-    for n in range(200):
+    for n in range(60):
         job_id = client.submit(prompt=f"{pid} {n}").job_id
         # an answer that belongs to the other process would be of another job
         assert client.status(job_id).job_id == job_id
@@ -96,7 +96,7 @@ def test_a_client_that_was_made_before_a_fork() -> None:
 
         assert (0, "") == (done.returncode, done.stderr)
         with Client(url, queue="forked") as client:
-            assert 403 == client.stats().totals["accepted"]
+            assert 123 == client.stats().totals["accepted"]
 
 
 def test_threads_share_a_client(client: Client, consumer: MakeConsumer) -> None:
