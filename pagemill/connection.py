@@ -41,8 +41,14 @@ RETRIES = 5
 
 _BACKOFF = ExponentialWithJitterBackoff(base=0.05, cap=1.0)
 
-# RESP2: replies have the same shape on every server and in every redis-py
-_OPTIONS: dict[str, Any] = {"protocol": 2, "socket_keepalive": True, "health_check_interval": 15}
+# RESP2: replies have the same shape on every server and in every redis-py. Each stream that is read has a
+# connection, and redis-py's own limit is 100
+_OPTIONS: dict[str, Any] = {
+    "protocol": 2,
+    "socket_keepalive": True,
+    "health_check_interval": 15,
+    "max_connections": 10_000,
+}
 
 
 def connect(url: str, *, key: str = "", timeout_s: float = SOCKET_TIMEOUT_S) -> Redis:

@@ -85,7 +85,8 @@ class ClientSettings(Settings):
     What a producer needs to know.
 
     Args:
-        redis_url: The queue's server.
+        redis_url: The queue's server, or the way to it: redis://, redis+sentinel://, redis+cluster://,
+            each with TLS too (docs/client.md).
         queue: Its name there.
         object_store: Where large payloads and results are: file:///folder or
             s3://bucket/prefix; none keeps all in Redis, up to 8 MiB a job.

@@ -29,6 +29,9 @@ MIN_PAUSE_S = 0.05
 MAX_PAUSE_S = 2.0
 
 
+# the last that an outbox gets
+END: tuple[str, ...] = ()
+
 # what a connection ends with; redis-py takes the streams away from under one that writes
 LOSSES = (RedisError, OSError, AttributeError)
 
@@ -123,10 +126,10 @@ class Subscriber:
 
     async def close(self) -> None:
         task, self._task = self._task, None
-        if task is not None:
+        while task is not None and not task.done():
+            # once may not do: a library that it waits in can swallow that
             task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
+            await asyncio.wait([task], timeout=1.0)
 
     async def _subscribe(self, ear: Ear, names: Sequence[str]) -> None:
         if self._task is None or self._task.done():
@@ -178,24 +181,27 @@ class Subscriber:
     async def _listen(self) -> None:
         pool = self._servers.at(self._key).connection_pool
         connection = await pool.get_connection()
-        self._away = False
         # from here on there is what is awaited now, and what the outbox gets
-        self._outbox = asyncio.Queue()
+        self._away, self._outbox = False, asyncio.Queue()
         self._send("SUBSCRIBE", list(self._ears))
-        writer = asyncio.create_task(self._write(connection))
+        writer = asyncio.create_task(self._write(connection, self._outbox))
         try:
             await self._read(connection)
         finally:
-            writer.cancel()
             self._confirmed.clear()
+            # told, not cancelled: while it sends it may not hear that
+            self._outbox.put_nowait(END)
+            await connection.disconnect(nowait=True)
+            await writer
+            # what was on its way when that came may have connected again
             await connection.disconnect(nowait=True)
             await pool.release(connection)
 
-    async def _write(self, connection: Any) -> None:
+    async def _write(self, connection: Any, outbox: asyncio.Queue[tuple[str, ...]]) -> None:
         # a loss ends the connection, which the reader sees
         with suppress(*LOSSES):
-            while True:
-                await connection.send_command(*await self._outbox.get(), check_health=False)
+            while (command := await outbox.get()) != END and connection.is_connected:
+                await connection.send_command(*command, check_health=False)
 
     async def _read(self, connection: Any) -> None:
         asked = False

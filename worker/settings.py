@@ -22,7 +22,9 @@ class WorkerSettings(ClientSettings):
     """
 
     # the queue
-    redis_url: str = Field("redis://localhost:6379/0", description="The queue's server.")
+    redis_url: str = Field(
+        "redis://localhost:6379/0", description="The queue's server; behind Sentinel or a cluster: see docs/client.md."
+    )
     queue: str = Field("default", description="Name of the queue; it serves one model.")
     object_store: str | None = Field(
         None, description="Where large payloads and results are: file:///folder or s3://bucket/prefix."

@@ -1,11 +1,13 @@
 """Limits of tenants and lanes: who is refused, why, and for how long."""
 
+import asyncio
 import threading
 import time
 
 import pytest
 from redis import Redis
 
+from pagemill.async_client import AsyncClient
 from pagemill.client import Client
 from pagemill.errors import Busy, SettingsError
 from pagemill.keys import QueueKeys
@@ -182,6 +184,31 @@ def test_patience_ends_with_a_last_try(client: Client) -> None:
     cancel.join()
     with pytest.raises(Busy):
         client.submit_many([a_job("abc", max_tokens=9)], wait_s=0.05)
+
+
+def test_one_job_waits_where_its_caller_wants_that(server_url: str, queue: str, client: Client) -> None:
+    """
+    `submit` raises at once, or tries again for as long as it is told; of both clients.
+    """
+    client.set_lane_limit("standard", 10)
+    first = client.submit(a_job("abc", max_tokens=9)).job_id
+    with pytest.raises(Busy):
+        client.submit(a_job("abc", max_tokens=9))
+    cancel = threading.Timer(0.3, client.cancel, [first])
+    cancel.start()
+    second = client.submit(a_job("abc", max_tokens=9), wait_s=0.8)
+    cancel.join()
+    cancel = threading.Timer(0.3, client.cancel, [second.job_id])
+    cancel.start()
+
+    async def submit_third() -> str:
+        async with AsyncClient(server_url, queue=queue) as other:
+            with pytest.raises(Busy):
+                await other.submit(a_job("abc", max_tokens=9))
+            return (await other.submit(a_job("abc", max_tokens=9), wait_s=0.8)).state
+
+    assert "queued" == asyncio.run(submit_third())
+    cancel.join()
 
 
 def test_a_batch_that_waits_is_let_in_bit_by_bit(client: Client, consumer: MakeConsumer) -> None:

@@ -62,6 +62,29 @@ def test_a_server_that_is_no_sentinel(sentinels: SentinelTrio) -> None:
         client.stats()
 
 
+def test_sentinels_with_a_login_of_their_own(sentinels: SentinelTrio) -> None:
+    """
+    Their user may do one thing; the login before the hosts is not for them.
+    """
+    guard = ("guard", "on", ">word", "-@all", "+sentinel|get-master-addr-by-name")
+    for sentinel in sentinels.sentinels:
+        sentinel.client.execute_command("ACL", "SETUSER", *guard)
+    sentinels.master.client.execute_command(
+        "ACL", "SETUSER", "app", "on", ">p@ss", "~*", "resetchannels", "&*", "+@all"
+    )
+    login = sentinels.url.replace("://", "://app:p%40ss@")
+    try:
+        with Client(f"{login}?sentinel_username=guard&sentinel_password=word") as client:
+            assert {} == client.stats().totals
+        with (
+            Client(f"{login}?sentinel_username=guard&sentinel_password=wrong") as client,
+            pytest.raises(QueueUnavailable),
+        ):
+            client.stats()
+    finally:
+        sentinels.master.client.execute_command("ACL", "DELUSER", "app")
+
+
 def test_the_master_dies(sentinels: SentinelTrio) -> None:
     """
     A replica takes its place: submits with patience go through, all who wait hear the end, the worker
