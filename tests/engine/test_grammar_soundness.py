@@ -19,7 +19,7 @@ from engine.errors import InvalidGrammar
 from engine.grammar import Grammar, GrammarState
 from engine.grammar_compiler import GrammarCompiler
 from engine.sampling_params import SamplingParams
-from pagemill.json_schemas import check_json_schema
+from pagemill.json_schemas import check_json_schema, with_json_patterns
 from pagemill.regexes import check_regex
 from tests.support.random_schemas import random_regex, random_schema
 
@@ -84,7 +84,8 @@ def check(compiler: GrammarCompiler, seed: int) -> None:
     except ValueError:
         return
     try:
-        grammar = compiler.submit(Grammar("json_schema", json.dumps(schema))).result(60)
+        followed = with_json_patterns(schema)
+        grammar = compiler.submit(Grammar("json_schema", json.dumps(followed))).result(60)
     except InvalidGrammar as error:
         raise AssertionError(f"a submit lets through what the library refuses: {schema}") from error
     for _ in range(WALKS):
