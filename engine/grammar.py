@@ -65,10 +65,8 @@ class GrammarState:
         self._num_tokens = 0
         # what may follow; None until somebody asks
         self._mask: Mask | None = None
-        # the text is complete and cannot go on
+        # the text is complete and cannot go on; known as soon as it is
         self.exhausted = False
-        # the text is not complete, and no token of the vocabulary goes on
-        self.stuck = False
         # a token came that may not stand where it did
         self.refused = False
 
@@ -84,6 +82,11 @@ class GrammarState:
             self._look()
         return True
 
+    @property
+    def stuck(self) -> bool:
+        """Whether the text is not complete, and no token of the vocabulary goes on."""
+        return not self._matcher.is_completed() and not self.mask().any()
+
     def mask(self) -> Mask:
         """The tokens that may follow; not to be changed."""
         return self._look() if self._mask is None else self._mask
@@ -93,9 +96,9 @@ class GrammarState:
         self._matcher.fill_next_token_bitmask(mask[None], 0)
         # the library may set bits behind the last token
         mask[-1] &= self._last_word
-        goes_on, complete = bool(mask.any()), self._matcher.is_completed()
-        self.exhausted, self.stuck = complete and not goes_on, not complete and not goes_on
-        if self._num_tokens < self._min_tokens and goes_on:
+        complete = self._matcher.is_completed()
+        self.exhausted = complete and not mask.any()
+        if self._num_tokens < self._min_tokens and not self.exhausted:
             # an end that is text, too, waits where something else can follow
             others = mask & ~self._end_bits
             mask = others if others.any() else mask

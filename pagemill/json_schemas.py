@@ -12,7 +12,7 @@ from itertools import combinations
 from math import inf
 from typing import Any, NoReturn
 
-from pagemill.regexes import check_regex
+from pagemill.regexes import json_pattern
 
 MAX_SCHEMA_BYTES = 64 * 1024
 # arrays and objects inside each other, in the schema's own JSON
@@ -60,6 +60,25 @@ def check_json_schema(schema: dict[str, Any]) -> None:
     if depth > MAX_SCHEMA_DEPTH:
         raise ValueError(f"json_schema is nested {depth} deep: want no more than {MAX_SCHEMA_DEPTH}")
     _Checker().check(schema)
+
+
+def with_json_patterns(schema: Any) -> Any:
+    """A schema that passed the check, with its patterns as they are matched inside JSON (regexes.json_pattern)."""
+    if not isinstance(schema, dict):
+        return schema
+    changed = dict(schema)
+    if "pattern" in schema:
+        changed["pattern"] = json_pattern(schema["pattern"])
+    for name in ("items", "additionalProperties"):
+        if name in schema:
+            changed[name] = with_json_patterns(schema[name])
+    for name in ("prefixItems", "anyOf", "oneOf", "allOf"):
+        if name in schema:
+            changed[name] = [with_json_patterns(one) for one in schema[name]]
+    for name in ("properties", *_DEFINITIONS):
+        if name in schema:
+            changed[name] = {key: with_json_patterns(one) for key, one in schema[name].items()}
+    return changed
 
 
 class _Checker:
@@ -215,7 +234,7 @@ def _check_string(schema: dict[str, Any], place: str) -> None:
             _refuse(place, f"want {name} as a string")
     if "pattern" in schema:
         try:
-            check_regex(schema["pattern"])
+            json_pattern(schema["pattern"])
         except ValueError as error:
             _refuse(place, f"pattern: {error}")
 

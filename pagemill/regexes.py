@@ -8,6 +8,8 @@ boundary. The library passes over some of what it does not know with a warning; 
 from typing import NoReturn
 
 MAX_REGEX_BYTES = 16 * 1024
+# of a pattern whose every character has become a class
+MAX_JSON_PATTERN = 64 * 1024
 MAX_GROUP_DEPTH = 64
 MAX_REPEAT = 10_000
 
@@ -18,6 +20,27 @@ _WHY_NOT = {
     **dict.fromkeys("123456789k", "backreferences are not supported"),
 }
 _QUANTIFIERS = frozenset("*+?{")
+
+# characters, as pairs of the first and the last of a run
+Runs = list[tuple[int, int]]
+_LAST = 0x10FFFF
+_SURROGATES = (0xD800, 0xDFFF)
+_NAMED: dict[str, Runs] = {
+    "d": [(0x30, 0x39)],
+    "w": [(0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A)],
+    "s": [(0x09, 0x0D), (0x20, 0x20), (0xA0, 0xA0), (0x2000, 0x200A), (0x2028, 0x2029), (0x3000, 0x3000)],
+}
+_RARE_SPACES: Runs = [
+    (0x1C, 0x1F),
+    (0x85, 0x85),
+    (0x1680, 0x1680),
+    (0x202F, 0x202F),
+    (0x205F, 0x205F),
+    (0xFEFF, 0xFEFF),
+]
+_LINE_ENDS: Runs = [(0x0A, 0x0A), (0x0D, 0x0D), (0x2028, 0x2029)]
+# what stands in a JSON string as an escape alone
+_ESCAPED_IN_JSON: Runs = [(0, 0x1F), (0x22, 0x22), (0x5C, 0x5C), _SURROGATES]
 
 
 def check_regex(pattern: str) -> None:
@@ -31,6 +54,48 @@ def check_regex(pattern: str) -> None:
     _Reader(pattern).read()
 
 
+def json_pattern(pattern: str) -> str:
+    """
+    The same for a string in JSON: it matches nothing that would have to be escaped there.
+
+    The library sees to that for some patterns and not for others.
+
+    Raises:
+        ValueError: as `check_regex`; or a part of it could match nothing else.
+    """
+    check_regex(pattern)
+    reader = _Reader(pattern)
+    reader.read()
+    text = "".join(part if isinstance(part, str) else _class_of(part) for part in reader.parts)
+    if len(text) > MAX_JSON_PATTERN:
+        raise ValueError(f"regex with all its classes has {len(text):,} characters: want up to {MAX_JSON_PATTERN:,}")
+    return text
+
+
+def _class_of(runs: Runs) -> str:
+    safe = _without(runs, _ESCAPED_IN_JSON)
+    if not safe:
+        raise ValueError("regex: quotes, backslashes and control characters are not supported in a JSON string")
+    return f"[{''.join(_char(low) if low == high else f'{_char(low)}-{_char(high)}' for low, high in safe)}]"
+
+
+def _char(code: int) -> str:
+    return chr(code) if chr(code).isalnum() or code > 0xFFFF else f"\\u{code:04x}"
+
+
+def _without(runs: Runs, others: Runs) -> Runs:
+    """The characters of some runs that are in none of others; ascending."""
+    for first, last in others:
+        left = ((low, min(high, first - 1)) for low, high in runs)
+        right = ((max(low, last + 1), high) for low, high in runs)
+        runs = [(low, high) for low, high in (*left, *right) if low <= high]
+    return sorted(set(runs))
+
+
+def _all_but(runs: Runs) -> Runs:
+    return _without([(0, _LAST)], runs)
+
+
 class _Reader:
     """Reads a pattern once, from left to right."""
 
@@ -38,6 +103,8 @@ class _Reader:
         self._pattern = pattern
         self._place = 0
         self._depth = 0
+        # what was read: characters that may stand at a place, and what joins such places; without anchors
+        self.parts: list[str | Runs] = []
 
     def read(self) -> None:
         # whether something stands before that can be repeated
@@ -47,7 +114,9 @@ class _Reader:
             if char in _QUANTIFIERS:
                 if not repeatable:
                     self._refuse(f"nothing to repeat before {char!r}; a literal one is written \\{char}")
+                start = self._place
                 self._quantifier()
+                self.parts.append(self._pattern[start : self._place])
                 repeatable = False
             else:
                 repeatable = self._item(char)
@@ -58,21 +127,26 @@ class _Reader:
         """Read one item that is no quantifier; whether it can be repeated."""
         if char == "(":
             self._open()
+            self.parts.append("(?:")
             return False
+        if char == "\\":
+            self.parts.append(self._escape())
+            return True
         if char == ")":
             if not self._depth:
                 self._refuse("a group is closed that was not opened")
             self._depth -= 1
         elif char == "[":
             self._class()
-        elif char == "\\":
-            self._escape()
-            return True
         elif char == "\0" or "\ud800" <= char <= "\udfff":
             self._refuse("NUL and lone surrogates are no text")
         elif (char == "^" and self._place > 0) or (char == "$" and self._place < len(self._pattern) - 1):
             self._refuse(f"{char!r} inside the pattern; the whole answer is matched anyway")
         self._place += 1
+        if char in "|)":
+            self.parts.append(char)
+        elif char not in "^$[":
+            self.parts.append(_all_but(_LINE_ENDS) if char == "." else [(ord(char), ord(char))])
         return char not in "|^$"
 
     def _open(self) -> None:
@@ -106,46 +180,57 @@ class _Reader:
     def _class(self) -> None:
         # leaves the place at the closing bracket
         self._place += 1
-        self._place += self._pattern.startswith("^", self._place)
+        negated = self._pattern.startswith("^", self._place)
+        self._place += negated
         start = self._place
+        runs: Runs = []
         if self._pattern.startswith("[:", self._place):
             self._refuse("POSIX classes are not supported: name the characters")
         # the first character of what may be a range; None behind one, and behind a class of many
         low: int | None = None
         while not self._pattern.startswith("]", self._place):
-            char = self._member()
-            is_range = char == ord("-") and low is not None and not self._pattern.startswith("]", self._place)
-            if not is_range:
-                low = char
+            is_dash = self._pattern[self._place : self._place + 1] == "-"
+            member = self._member()
+            if not is_dash or low is None or self._pattern.startswith("]", self._place):
+                runs += member
+                low = member[0][0] if len(member) == 1 and member[0][0] == member[0][1] else None
                 continue
-            high = self._member()
-            if high is None or (low is not None and high < low):
+            [(high, last), *others] = self._member()
+            if others or high != last or high < low:
                 self._refuse("a range whose end lies before its start, or is no character")
+            runs.append((low, high))
             low = None
         if self._place == start:
             self._refuse("an empty class")
+        self.parts.append(_all_but(runs) if negated else runs)
 
-    def _member(self) -> int | None:
-        """Read one member of a class: its character, or None for one that stands for many."""
+    def _member(self) -> Runs:
+        """Read one member of a class."""
         if self._place >= len(self._pattern):
             self._refuse("a class is not closed")
         if self._pattern[self._place] == "\\":
             return self._escape()
         self._place += 1
-        return ord(self._pattern[self._place - 1])
+        code = ord(self._pattern[self._place - 1])
+        return [(code, code)]
 
-    def _escape(self) -> int | None:
-        """Read an escape: its character, or None for one that stands for many."""
+    def _escape(self) -> Runs:
+        """Read an escape: the characters that it stands for."""
         char = self._pattern[self._place + 1 : self._place + 2]
         if not char:
             self._refuse("an escape is not finished")
         if char in "xu":
-            return self._code(2 if char == "x" else 4)
+            code = self._code(2 if char == "x" else 4)
+            return [(code, code)]
         if char.isalnum() and char not in _ESCAPED:
             self._refuse(_WHY_NOT.get(char, f"\\{char} is not supported"))
         self._place += 2
-        many = char in "dDwWsS"
-        return None if many else ord({"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v"}.get(char, char))
+        if char in "dwsDWS":
+            runs = _NAMED[char.lower()]
+            # rare ones that are white space to some are neither
+            return runs if char.islower() else _all_but(runs + _RARE_SPACES if char == "S" else runs)
+        code = ord({"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v"}.get(char, char))
+        return [(code, code)]
 
     def _code(self, num_digits: int) -> int:
         digits = self._pattern[self._place + 2 : self._place + 2 + num_digits]

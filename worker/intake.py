@@ -20,6 +20,7 @@ from engine.grammar import Grammar
 from engine.request import Progress, Request, TokenIds
 from engine.sampling_params import SamplingParams
 from pagemill.errors import InvalidJob, NewerVersion, ObjectNotFound, ObjectStoreError, StoreAway
+from pagemill.json_schemas import with_json_patterns
 from pagemill.messages import Delivery
 from pagemill.object_store import ObjectStore
 from pagemill.schema import LANES, MAX_PAYLOAD_BYTES, Failure, Job, Options
@@ -237,7 +238,7 @@ def grammar_of(options: Options) -> Grammar | None:
     """What binds a job's answers; None where nothing does."""
     if options.json_schema is not None:
         # in the schema's own order, in which properties are written
-        return Grammar("json_schema", json.dumps(options.json_schema))
+        return Grammar("json_schema", json.dumps(with_json_patterns(options.json_schema)))
     if options.regex is not None:
         return Grammar("regex", options.regex)
     if options.choice is not None:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from engine.cuda.model_runner import CudaModelRunner
+from engine.grammar import Grammar
 from engine.request import Request
 from engine.sampling_params import SamplingParams
 from tests.support.answers import assert_same_answers, make_requests, run_all
@@ -76,6 +77,36 @@ def test_every_batch_size_has_its_graph(load: Load) -> None:
         requests = [Request(str(index), prompt, params) for index, prompt in enumerate(prompts[:count])]
 
         assert_same_answers(run_all(eager, requests), run_all(graphs, requests))
+
+
+def test_answers_in_a_grammar_are_those_of_the_cpu(load: Load) -> None:
+    """
+    Beside others, greedy and drawn, in graphs and without, with blocks for all and for a few.
+    """
+    pytest.importorskip("xgrammar")
+    grammars = (
+        Grammar("regex", "[a-z0-9 ]{5,20}"),
+        Grammar("choice", '["yes", "no", "never in my life"]'),
+        Grammar("json_schema", '{"type": "object", "properties": {"a": {"type": "string", "maxLength": 9}}}'),
+        None,
+    )
+    kinds = (
+        {},
+        {"temperature": 1.0, "top_p": 0.9},
+        {"repetition_penalty": 1.3},
+        {"min_tokens": 8, "n": 2},
+        {"logprobs": 2},
+    )
+    random = np.random.default_rng(3)
+    requests = []
+    for index in range(24):
+        params = SamplingParams(max_tokens=40, seed=index, grammar=grammars[index % 4], **kinds[index % 5])  # type: ignore[arg-type]
+        prompt = random.integers(4, VOCAB, int(random.integers(1, 60))).astype(np.int32)
+        requests.append(Request(str(index), prompt, params))
+    expected = run_all(load("cpu"), requests)
+
+    for engine in (load(), load(cuda_graphs=False), small_cache(load)):
+        assert_same_answers(expected, run_all(engine, requests))
 
 
 def test_a_prefix_that_is_read_once_changes_nothing(load: Load) -> None:

@@ -6,8 +6,8 @@ import pytest
 
 from pagemill.errors import InvalidJob
 from pagemill.grammars import MAX_CHOICES, check_grammar
-from pagemill.json_schemas import check_json_schema
-from pagemill.regexes import MAX_REGEX_BYTES, check_regex
+from pagemill.json_schemas import check_json_schema, with_json_patterns
+from pagemill.regexes import MAX_REGEX_BYTES, check_regex, json_pattern
 
 INTEGER = {"type": "integer"}
 
@@ -206,6 +206,47 @@ def test_a_regular_expression_that_would_mean_something_else_is_refused(pattern:
         check_grammar(None, pattern, None)
 
     assert "invalid_grammar" == caught.value.code
+
+
+@pytest.mark.parametrize(
+    ("pattern", "inside"),
+    [
+        ("^(ab|c)*?$", "(?:[a][b]|[c])*?"),
+        ('["x]', "[x]"),
+        (r"[!\\A]{2}", r"[\u0021A]{2}"),
+        (".", r"[\u0020-\u0021\u0023-\u005b\u005d-\u2027\u202a-\ud7ff\ue000-" + "\U0010ffff]"),
+        (r"[^\x20-\x7e]", r"[\u007f-\ud7ff\ue000-" + "\U0010ffff]"),
+    ],
+)
+def test_a_pattern_inside_json_matches_nothing_that_is_escaped(pattern: str, inside: str) -> None:
+    """
+    Each place becomes a class without quotes, backslashes, control characters and surrogates.
+    """
+    assert inside == json_pattern(pattern)
+
+
+@pytest.mark.parametrize("pattern", ['a"', r"\\", r"\n", '["\\\\]', r"\x01"])
+def test_a_pattern_that_asks_for_what_is_escaped_is_refused(pattern: str) -> None:
+    """
+    As a regex of its own it is fine.
+    """
+    check_regex(pattern)
+    with pytest.raises(InvalidJob, match="quotes, backslashes and control characters"):
+        check_grammar({"type": "string", "pattern": pattern}, None, None)
+
+
+def test_patterns_are_changed_where_they_are_patterns() -> None:
+    """
+    And not where they are names or values.
+    """
+    schema = {
+        "properties": {"pattern": {"type": "string", "pattern": "x"}, "a": {"enum": [{"pattern": "x"}]}},
+        "$defs": {"b": {"anyOf": [{"type": "string", "pattern": "x"}, {"type": "array", "items": True}]}},
+    }
+
+    changed = with_json_patterns(schema)
+
+    assert str(schema).replace("'type': 'string', 'pattern': 'x'", "'type': 'string', 'pattern': '[x]'") == str(changed)
 
 
 @pytest.mark.parametrize(

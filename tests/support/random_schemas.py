@@ -1,4 +1,4 @@
-"""Random JSON schemas of all that a submit lets through, and of some that it does not."""
+"""Random JSON schemas and regular expressions of all that a submit lets through, and schemas that it does not."""
 
 import random
 from collections.abc import Callable
@@ -34,7 +34,8 @@ def random_schema(rng: random.Random, depth: int) -> Schema:
 def _string(rng: random.Random, _depth: int) -> Schema:
     low, high = sorted((rng.randint(0, 8), rng.randint(0, 8)))
     rules = [{}, {"minLength": low}, {"maxLength": high}, {"minLength": low, "maxLength": high}]
-    rules += [{"pattern": rng.choice(PATTERNS)}, {"format": rng.choice(FORMATS)}]
+    patterns = (rng.choice(PATTERNS), f"^(?:{random_regex(rng, 1)})$")
+    rules += [{"pattern": rng.choice(patterns)}, {"format": rng.choice(FORMATS)}]
     return {"type": "string"} | rng.choice(rules)
 
 
@@ -95,3 +96,16 @@ def _of_types(rng: random.Random, depth: int) -> Schema:
         if other.get("type") in types:
             schema |= other
     return schema | {"type": types}
+
+
+def random_regex(rng: random.Random, depth: int) -> str:
+    """Of what a submit lets through, where it means the same to Python."""
+    atoms = ["a", "b", "[ab]", "[^a]", r"\d", r"[\d_-]", r"\.", "é", "[a-c]", r"\x41", r"\u6771", '"', "]", r"\\", "東"]
+    parts = []
+    for _ in range(rng.randint(1, 4)):
+        inner = rng.choice(atoms)
+        if depth and rng.random() < 0.4:
+            inner = rng.choice(("({})", "(?:{})")).format(random_regex(rng, depth - 1))
+        parts.append(inner + rng.choice(("", "", "*", "+", "?", "{2}", "{1,3}", "{2,}", "*?")))
+    pattern = "".join(parts)
+    return rng.choice((pattern, pattern, f"{pattern}|{rng.choice(atoms)}"))
