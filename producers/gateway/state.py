@@ -89,7 +89,7 @@ async def open_gateway(
         store=store,
         records=records,
         batches=keeper,
-        drop_lines=[re.compile(one) for one in settings.drop_system_lines],
+        drop_lines=settings.patterns,
     )
     keeper.begin()
     try:
