@@ -41,6 +41,7 @@ class _Live:
 
     Args:
         lead: The answer that speaks for all where they do the same: the first that computes the prompt.
+        started: It has been in a step. answered: It has a token that was made here.
     """
 
     request: Request
@@ -48,6 +49,8 @@ class _Live:
     lead: Sequence
     completions: list[Completion] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob | None] | None = None
+    started: bool = False
+    answered: bool = False
 
 
 class LLMEngine:
@@ -88,6 +91,8 @@ class LLMEngine:
         self._live: dict[str, _Live] = {}
         self._in_flight: deque[tuple[Step, Ticket]] = deque()
         self._finished: list[RequestOutput] = []
+        self._started: list[str] = []
+        self._answered: list[str] = []
         self._prompt_tokens = 0
         self._generated_tokens = 0
         self._num_steps = 0
@@ -162,8 +167,10 @@ class LLMEngine:
         if full:
             self._shed(step)
         self._end_overgrown()
-        finished, self._finished = self._finished, []
-        return StepOutputs(tuple(finished), tuple(deltas))
+        outputs = StepOutputs(tuple(self._finished), tuple(deltas), tuple(self._started), tuple(self._answered))
+        for sent in (self._finished, self._started, self._answered):
+            sent.clear()
+        return outputs
 
     def generate(
         self, prompts: Iterable[str | TokenIds], params: SamplingParams | SequenceOf[SamplingParams]
@@ -277,10 +284,29 @@ class LLMEngine:
         if step is not None:
             self._in_flight.append((step, self._runner.launch(step)))
             self._num_steps += 1
+            self._note_started(step)
         if self._in_flight and (step is None or len(self._in_flight) >= self._depth):
             self._handle(deltas)
         elif step is None and self._live and not self._scheduler.overgrown:
             raise EngineError(f"nothing can run, though {len(self._live)} requests are not finished: {self!r}")
+
+    def _note_started(self, step: Step) -> None:
+        for chunk in step.prefill_chunks:
+            if chunk.join and (live := self._live_of(chunk.sequence)) and not live.started:
+                live.started = True
+                self._started.append(live.request.request_id)
+
+    def _note_answered(self, step: Step) -> None:
+        # the first token of an answer comes from a chunk of its prompt
+        for chunk in step.prefill_chunks:
+            if chunk.samples and (live := self._live_of(chunk.sequence)) and not live.answered:
+                live.answered = True
+                self._answered.append(live.request.request_id)
+
+    def _live_of(self, sequence: Sequence) -> _Live | None:
+        live = self._live.get(sequence.request.request_id)
+        # an aborted request's id may be another's
+        return live if live and live.request is sequence.request else None
 
     def _shed(self, step: Step | None) -> None:
         """Give up the steps in flight, of which the device had no memory for one, and run less from now on."""
@@ -305,6 +331,7 @@ class LLMEngine:
         logprobs = dict(zip(step.sampled, result.logprobs, strict=True)) if result.logprobs else {}
         arrived = self._scheduler.complete(step, result.token_ids)
         self._generated_tokens += len(arrived.token_ids)
+        self._note_answered(step)
         for row in self._outputs.notable(arrived):
             sequence, token_id = arrived.sequences[row], int(arrived.token_ids[row])
             live = self._live[sequence.request.request_id]

@@ -393,10 +393,18 @@ class TextDelta:
 
 @dataclass(frozen=True, slots=True)
 class StepOutputs:
-    """What one turn of the engine gave to the outside."""
+    """
+    What one turn of the engine gave to the outside.
+
+    Args:
+        started: Requests that are in a step for the first time.
+        answered: Requests of which the first token has come.
+    """
 
     finished: tuple[RequestOutput, ...] = ()
     deltas: tuple[TextDelta, ...] = ()
+    started: tuple[str, ...] = ()
+    answered: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from typing import Any, Protocol, Self, TypeVar
 
 from engine.errors import EngineError, RequestError
 from engine.request import Capacity, Progress, Request, RequestOutput, StepOutputs, TextDelta, TokenIds
+from worker.timings import Timings
 
 T = TypeVar("T")
 
@@ -48,7 +49,19 @@ class EngineStats(Protocol):
     def kv_usage(self) -> float: ...
 
     @property
+    def num_steps(self) -> int: ...
+
+    @property
+    def num_preemptions(self) -> int: ...
+
+    @property
     def num_sheds(self) -> int: ...
+
+    @property
+    def prefix_hit_tokens(self) -> int: ...
+
+    @property
+    def prefix_query_tokens(self) -> int: ...
 
     @property
     def generated_tokens(self) -> int: ...
@@ -162,6 +175,9 @@ class EngineDoor(Protocol):
 
     @property
     def stats(self) -> EngineStats: ...
+
+    @property
+    def timings(self) -> Timings: ...
 
     @property
     def alive(self) -> bool: ...

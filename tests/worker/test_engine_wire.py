@@ -14,6 +14,7 @@ from worker.engine_child import Port
 from worker.engine_port import Turn
 from worker.engine_wire import Add, Answer, Report, Unpacker, pack
 from worker.fake_engine import FakeEngine
+from worker.timings import NO_TIMINGS
 
 CAPACITY = replace(FakeEngine().capacity(), freeable=(Freeable(1, 2, 3),))
 STATS = FakeEngine().stats()
@@ -26,7 +27,7 @@ TURN = Turn(
     deltas=[TextDelta("c", 0, "x", 1)],
 )
 MESSAGES = [
-    Report(TURN, CAPACITY, STATS, True, 3, False),
+    Report(TURN, CAPACITY, STATS, NO_TIMINGS, True, 3, False),
     Answer(4, {"a": [Progress((1, 2), LOGPROBS, FinishReason.LENGTH)]}),
     Answer(5),
 ]
@@ -79,10 +80,11 @@ def test_steps_without_news_are_told_now_and_then() -> None:
             except BlockingIOError:
                 return []
 
-        quiet = partial(port.publish, Turn(), CAPACITY, STATS, news=False, idle=False)
+        quiet = partial(port.publish, Turn(), CAPACITY, STATS, NO_TIMINGS, news=False, idle=False)
         assert 1 <= len(told(*[quiet] * 1000)) < 100
         assert [True] == [
-            report.news for report in told(partial(port.publish, TURN, CAPACITY, STATS, news=True, idle=False))
+            report.news
+            for report in told(partial(port.publish, TURN, CAPACITY, STATS, NO_TIMINGS, news=True, idle=False))
         ]
         assert [True] == [report.idle for report in told(partial(quiet, idle=True))]
         ours.sendall(pack(Add([])))
