@@ -23,7 +23,7 @@ import structlog
 from engine.errors import DeviceLost, StartupError
 from engine.request import Capacity
 from worker import exits
-from worker.engine_build import build_engine
+from worker.engine_build import build_engine, gpu_in_use
 from worker.engine_port import Engine, EngineFacts, EngineStats, Turn
 from worker.engine_wire import Abort, Add, Answer, Assignment, Call, Failed, Ready, Report, Stop, Unpacker, pack
 from worker.lifeline import HURRY_SIGNAL, STOP_SIGNALS, end_with
@@ -158,7 +158,7 @@ def _run(port: Port, assignment: Assignment) -> NoReturn:
     # what is there now stays: the collector need not walk a million objects of libraries between two steps
     gc.collect()
     gc.freeze()
-    port.send(Ready(EngineFacts.of(engine), engine.capacity(), engine.stats()))
+    port.send(Ready(EngineFacts.of(engine, gpu=gpu_in_use()), engine.capacity(), engine.stats()))
     try:
         steps.run()
     except ConnectionError:

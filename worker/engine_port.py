@@ -124,7 +124,12 @@ def progress(engine: Engine, known: Mapping[str, Sequence[int]]) -> dict[str, li
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """What does not change of an engine."""
+    """
+    What does not change of an engine.
+
+    Args:
+        gpu: The GPU that it computes on, as the driver names it; empty for a CPU.
+    """
 
     model_name: str
     fingerprint: str
@@ -132,9 +137,10 @@ class EngineFacts:
     max_num_seqs: int
     max_num_batched_tokens: int
     kv_tokens: int
+    gpu: str = ""
 
     @classmethod
-    def of(cls, engine: Engine) -> Self:
+    def of(cls, engine: Engine, *, gpu: str = "") -> Self:
         return cls(
             model_name=engine.model_name,
             fingerprint=engine.fingerprint,
@@ -142,6 +148,7 @@ class EngineFacts:
             max_num_seqs=engine.max_num_seqs,
             max_num_batched_tokens=engine.max_num_batched_tokens,
             kv_tokens=engine.kv_tokens,
+            gpu=gpu,
         )
 
 

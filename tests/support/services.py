@@ -23,6 +23,7 @@ from worker.engine_port import Engine
 from worker.fake_engine import ByteTokenizer, FakeEngine
 from worker.heartbeat import Heartbeat
 from worker.intake import Intake
+from worker.metrics import WorkerMetrics
 from worker.puller import LookAhead
 from worker.results import ResultMaker
 from worker.service import Service, ServiceOptions
@@ -49,6 +50,7 @@ class RunningService:
         self.engine = engine or FakeEngine()
         self.error: BaseException | None = None
         self.worker_id = f"in-process-{uuid7()}"
+        self.metrics = WorkerMetrics()
         self._url = url
         self._queue = queue
         self._store = store
@@ -86,7 +88,14 @@ class RunningService:
     async def _serve(self) -> None:
         redis = connect_async(self._url, timeout_s=timeout_of_a_lease(self._options.lease_s))
         lease_ms = round(self._options.lease_s * 1000)
-        consumer = Consumer(redis, self._queue, worker_id=self.worker_id, lease_ms=lease_ms, version=self._version)
+        consumer = Consumer(
+            redis,
+            self._queue,
+            worker_id=self.worker_id,
+            lease_ms=lease_ms,
+            version=self._version,
+            on_call=self.metrics.redis_call,
+        )
         tokenizer = ByteTokenizer()
         engine = self.engine
         self.service = Service(
@@ -104,6 +113,7 @@ class RunningService:
             store=self._store,
             heartbeat=Heartbeat({"model": engine.model_name, "max_model_len": engine.max_model_len}),
             options=self._options,
+            metrics=self.metrics,
         )
         self._built.set()
         try:
