@@ -106,114 +106,91 @@ class WorkerMetrics:
         self._store_bytes.labels(direction).inc(num_bytes)
 
     def _declare_jobs(self) -> None:
-        lanes = (LANES,)
         self.jobs = self._counter(
             "pagemill_jobs", "Jobs whose result this worker has published.", ("lane", "outcome", "reason")
         )
         for lane in LANES:
             self.jobs.labels(lane, "done", "stop")
-        self.wait_seconds = self._histogram(
-            "pagemill_job_wait_seconds",
-            "From a job's acceptance to the first worker that took it.",
-            JOB_BOUNDS,
-            ("lane",),
-            lanes,
+        self.wait_seconds = self._by_lane(
+            "pagemill_job_wait_seconds", "From a job's acceptance to the first worker that took it.", JOB_BOUNDS
         )
-        self.run_seconds = self._histogram(
-            "pagemill_job_run_seconds",
-            "From this worker's pull of a job to its published result.",
-            JOB_BOUNDS,
-            ("lane",),
-            lanes,
+        self.run_seconds = self._by_lane(
+            "pagemill_job_run_seconds", "From this worker's pull of a job to its published result.", JOB_BOUNDS
         )
-        self._e2e_seconds = self._histogram(
-            "pagemill_job_e2e_seconds",
-            "From a job's acceptance to its published result.",
-            JOB_BOUNDS,
-            ("lane",),
-            lanes,
+        self._e2e_seconds = self._by_lane(
+            "pagemill_job_e2e_seconds", "From a job's acceptance to its published result.", JOB_BOUNDS
         )
-        self._slack_seconds = self._histogram(
+        self._slack_seconds = self._by_lane(
             "pagemill_deadline_slack_seconds",
             "What was left until the deadline when a job that has one ended; below 0 where it had passed.",
             SLACK_BOUNDS,
-            ("lane",),
-            lanes,
         )
         self._dropped = self._counter(
             "pagemill_results_dropped",
             "Results that were not published: fenced, another worker's job; gone, forgotten; duplicate, ended already.",
             ("why",),
-            (("fenced", "gone", "duplicate"),),
+            ("fenced", "gone", "duplicate"),
         )
         self._leases_lost = self._counter("pagemill_leases_lost", "Leases that ran out in this worker's hands.")
 
     def _declare_pulls(self) -> None:
-        self._budget_jobs = self._gauge("pagemill_pull_budget_jobs", "Jobs that the next pull may claim.", ("lane",))
+        self._budget_jobs = self._gauge("pagemill_pull_budget_jobs", "Jobs that the next pull may claim.")
         self._budget_tokens = self._gauge(
-            "pagemill_pull_budget_tokens", "Tokens of KV cache that the jobs of the next pull may need.", ("lane",)
+            "pagemill_pull_budget_tokens", "Tokens of KV cache that the jobs of the next pull may need."
         )
-        for lane in LANES:
-            self._budget_jobs.labels(lane)
-            self._budget_tokens.labels(lane)
-        self._claimed = self._counter("pagemill_pull_claimed", "Jobs that were pulled.", ("lane",), (LANES,))
+        self._claimed = self._counter("pagemill_pull_claimed", "Jobs that were pulled.", ("lane",), LANES)
         self._empty = self._counter(
             "pagemill_pull_empty",
             "Looks at the queue that brought nothing: no_jobs, none waits; no_blocks, the engine has no room; "
             "solo, suspects run alone or are waited for; unwritten, too many results wait for a server; "
             "draining, the worker stops.",
             ("why",),
-            (EMPTY,),
+            EMPTY,
         )
 
     def _declare_servers(self) -> None:
         self._redis_seconds = self._histogram(
-            "pagemill_redis_op_seconds", "Round trips of the queue's scripts.", OP_BOUNDS, ("op",)
+            "pagemill_redis_op_seconds", "Round trips of the queue's scripts.", OP_BOUNDS, "op"
         )
-        self._redis_errors = self._counter("pagemill_redis_errors", "Calls of scripts that failed.", ("op",))
+        self._redis_errors = self._counter("pagemill_redis_errors", "Calls of scripts that failed.", ("op",), ("pull",))
         self._store_seconds = self._histogram(
-            "pagemill_store_op_seconds", "Calls of the object store.", OP_BOUNDS, ("op",)
+            "pagemill_store_op_seconds", "Calls of the object store.", OP_BOUNDS, "op"
         )
         self._store_errors = self._counter(
             "pagemill_store_errors",
             "Calls of the object store that failed: away, refused, or missing where the object is not there.",
             ("op", "error"),
         )
+        for op in ("put", "get_range"):
+            self._store_errors.labels(op, "away")
         self._store_bytes = self._counter(
             "pagemill_store_bytes",
             "Bytes of payloads that were read, in, and of results that were too large for Redis, out.",
             ("direction",),
-            (("in", "out"),),
+            ("in", "out"),
         )
-        for op in ("put", "get_range"):
-            self._store_errors.labels(op, "away")
 
-    def _counter(
-        self, name: str, text: str, labels: Sequence[str] = (), known: Sequence[Sequence[str]] = ()
-    ) -> Counter:
+    def _counter(self, name: str, text: str, labels: Sequence[str] = (), known: Sequence[str] = ()) -> Counter:
         made = Counter(name, text, labels, registry=self.registry)
         # a series that begins at 0 shows its first increase
-        for values in known:
-            for value in values:
-                made.labels(value)
+        for value in known:
+            made.labels(value)
         return made
 
-    def _gauge(self, name: str, text: str, labels: Sequence[str]) -> Gauge:
-        return Gauge(name, text, labels, registry=self.registry)
-
-    def _histogram(
-        self,
-        name: str,
-        text: str,
-        bounds: Sequence[float],
-        labels: Sequence[str],
-        known: Sequence[Sequence[str]] = (),
-    ) -> Histogram:
-        made = Histogram(name, text, labels, buckets=bounds, registry=self.registry)
-        for values in known:
-            for value in values:
-                made.labels(value)
+    def _gauge(self, name: str, text: str) -> Gauge:
+        made = Gauge(name, text, ("lane",), registry=self.registry)
+        for lane in LANES:
+            made.labels(lane)
         return made
+
+    def _by_lane(self, name: str, text: str, bounds: Sequence[float]) -> Histogram:
+        made = self._histogram(name, text, bounds, "lane")
+        for lane in LANES:
+            made.labels(lane)
+        return made
+
+    def _histogram(self, name: str, text: str, bounds: Sequence[float], label: str) -> Histogram:
+        return Histogram(name, text, (label,), buckets=bounds, registry=self.registry)
 
 
 def _is_first(delivery: Delivery) -> bool:
