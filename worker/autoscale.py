@@ -7,7 +7,7 @@ backlog is, and so is what a worker gets done in a second.
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from pagemill.survey import HORIZONS_S, Survey
@@ -100,13 +100,22 @@ def _to_empty(demand: Demand, limits: Limits, tokens_per_s: float) -> tuple[int,
 
 
 def _to_be_in_time(demand: Demand, tokens_per_s: float) -> list[tuple[int, str]]:
-    """For each deadline, what has to end by then: the earliest deadlines are served first."""
-    tokens_a_job = demand.queued_tokens / demand.queued_jobs
-    wants = []
+    return [
+        (math.ceil(rate / tokens_per_s), f"{num_jobs:,} jobs have a deadline within {slack_s:,.0f} s")
+        for slack_s, num_jobs, rate in _rates(demand)
+    ]
+
+
+def _rates(demand: Demand) -> Iterator[tuple[float, int, float]]:
+    """For each deadline, the tokens a second by which all that is due by then ends: the earliest is served first."""
+    tokens_a_job = demand.queued_tokens / demand.queued_jobs if demand.queued_jobs else 0.0
     for slack_s, num_jobs in demand.due:
-        number = math.ceil(num_jobs * tokens_a_job / (tokens_per_s * max(1.0, slack_s)))
-        wants.append((number, f"{num_jobs:,} jobs have a deadline within {slack_s:,.0f} s"))
-    return wants
+        yield slack_s, num_jobs, num_jobs * tokens_a_job / max(1.0, slack_s)
+
+
+def needed_tokens_per_s(demand: Demand) -> float:
+    """Estimated tokens that have to end in a second, for all deadlines to be met."""
+    return max((rate for _, _, rate in _rates(demand)), default=0.0)
 
 
 class Autoscaler:

@@ -17,8 +17,8 @@ from pagemill.connection import connect_async
 from pagemill.errors import PagemillError, SettingsError
 from worker import exits
 from worker.endpoint import listening
-from worker.queue_metrics import READ_TIMEOUT_S
-from worker.scrape import queue_collector, queue_reader, routes
+from worker.queue_metrics import READ_TIMEOUT_S, QueueCollector
+from worker.scrape import queue_reader, routes
 from worker.settings import MetricsSettings, WorkerSettings
 
 DEFAULT_PORT = 9464
@@ -50,8 +50,8 @@ async def serve(settings: MetricsSettings) -> int:
     reader = queue_reader(settings, redis)
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
-    registry.register(queue_collector(settings, reader))
-    paths = routes(registry, reader, healthy=lambda: True, ready=lambda: not stopping.is_set())
+    registry.register(QueueCollector(reader, num_tenants=settings.metrics_tenants))
+    paths = routes(settings, registry, reader, healthy=lambda: True, ready=lambda: not stopping.is_set())
     try:
         wanted = DEFAULT_PORT if settings.metrics_port is None else settings.metrics_port
         async with listening("metrics", settings.metrics_host, wanted, paths) as port:

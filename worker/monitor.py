@@ -17,8 +17,8 @@ from worker.engine_port import EngineDoor
 from worker.gpu_metrics import GpuCollector
 from worker.leases import Held
 from worker.metrics import WorkerMetrics
-from worker.queue_metrics import READ_TIMEOUT_S
-from worker.scrape import queue_collector, queue_reader, routes
+from worker.queue_metrics import READ_TIMEOUT_S, QueueCollector
+from worker.scrape import queue_reader, routes
 from worker.service import Service
 from worker.settings import WorkerSettings
 
@@ -88,11 +88,11 @@ class Monitor:
             WorkerCollector(self, engine=settings.engine),
             EngineCollector(lambda: self._engine),
             GpuCollector(lambda: self._engine.facts.gpu if self._engine else ""),
-            queue_collector(settings, reader),
+            QueueCollector(reader, num_tenants=settings.metrics_tenants),
         )
         if settings.vllm_metrics:
             self.metrics.add(VllmCollector(lambda: self._engine, self.metrics, lambda: self._model))
-        paths = routes(self.metrics.registry, reader, healthy=lambda: self.healthy, ready=lambda: self.ready)
+        paths = routes(settings, self.metrics.registry, reader, healthy=lambda: self.healthy, ready=lambda: self.ready)
         port = await stack.enter_async_context(listening("metrics", settings.metrics_host, wanted_port, paths))
         log.info("metrics.listening", host=settings.metrics_host, port=port)
 

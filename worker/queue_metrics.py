@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 
 from pagemill.errors import QueueUnavailable
 from pagemill.survey import Survey
-from worker.autoscale import Autoscaler, Decision
+from worker.autoscale import Autoscaler, Decision, demand_of, needed_tokens_per_s
 
 READ_EVERY_S = 1.0
 # a scrape waits no longer: Prometheus gives up after ten seconds by default
@@ -68,7 +68,7 @@ class QueueReader:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """One metric of a queue; its first label is the queue, which is added."""
+    """One metric of a queue."""
 
     name: str
     text: str
@@ -134,6 +134,11 @@ OF_THE_QUEUE = (
         "pagemill_deadline_seconds",
         "Time to the nearest deadline of jobs that have not ended; left out where none has one.",
         _one(lambda s: s.deadline_s),
+    ),
+    Told(
+        "pagemill_deadline_tokens_per_second",
+        "Estimated tokens that have to end in a second, for all deadlines to be met.",
+        _one(lambda s: needed_tokens_per_s(demand_of(s))),
     ),
     Told(
         "pagemill_drain_tokens_per_second",
@@ -215,8 +220,7 @@ class QueueCollector(Collector):
         num_tenants: Name so many tenants, those that took most tokens; 0 names none.
     """
 
-    def __init__(self, queue: str, reader: QueueReader, *, num_tenants: int = 0) -> None:
-        self._queue = queue
+    def __init__(self, reader: QueueReader, *, num_tenants: int = 0) -> None:
         self._reader = reader
         self._num_tenants = num_tenants
 
@@ -243,9 +247,9 @@ class QueueCollector(Collector):
 
     def _family(self, told: Told, samples: Samples) -> Metric:
         kind = CounterMetricFamily if told.counts else GaugeMetricFamily
-        family = kind(told.name, told.text, labels=("queue", *told.labels))
+        family = kind(told.name, told.text, labels=told.labels)
         for labels, value in samples:
-            family.add_metric((self._queue, *labels), float(value))
+            family.add_metric(labels, float(value))
         return family
 
 

@@ -1,16 +1,17 @@
 """What the HTTP endpoint of a worker, or of an exporter, answers: its metrics, and how many workers are wanted."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Metric, generate_latest
+from prometheus_client.registry import Collector
 from redis.asyncio import Redis
 
 from pagemill.keys import QueueKeys
 from pagemill.survey import read_survey
 from worker.autoscale import Autoscaler, Limits
 from worker.endpoint import JSON, Answer, Route, check
-from worker.queue_metrics import QueueCollector, QueueReader
+from worker.queue_metrics import QueueReader
 from worker.settings import MetricsSettings
 
 
@@ -22,19 +23,33 @@ def queue_reader(settings: MetricsSettings, redis: Redis) -> QueueReader:
     return QueueReader(lambda: read_survey(redis, keys), autoscaler)
 
 
-def queue_collector(settings: MetricsSettings, reader: QueueReader) -> QueueCollector:
-    """Shows what it has seen."""
-    return QueueCollector(settings.queue, reader, num_tenants=settings.metrics_tenants)
+class OfQueue(Collector):
+    """All that a registry has, with the queue's name: what several queues say can be told apart."""
+
+    def __init__(self, registry: CollectorRegistry, queue: str) -> None:
+        self._registry = registry
+        self._queue = queue
+
+    def collect(self) -> Iterable[Metric]:
+        for family in self._registry.collect():
+            family.samples = [one._replace(labels={"queue": self._queue, **one.labels}) for one in family.samples]
+            yield family
 
 
 def routes(
-    registry: CollectorRegistry, reader: QueueReader, *, healthy: Callable[[], bool], ready: Callable[[], bool]
+    settings: MetricsSettings,
+    registry: CollectorRegistry,
+    reader: QueueReader,
+    *,
+    healthy: Callable[[], bool],
+    ready: Callable[[], bool],
 ) -> Mapping[str, Route]:
     """All paths of a process that is measured."""
+    shown = OfQueue(registry, settings.queue)
 
     async def metrics() -> Answer:
         await reader.refresh()
-        return Answer(generate_latest(registry), kind=CONTENT_TYPE_LATEST)
+        return Answer(generate_latest(shown), kind=CONTENT_TYPE_LATEST)
 
     async def autoscale() -> Answer:
         await reader.refresh()
