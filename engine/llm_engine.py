@@ -41,7 +41,7 @@ class _Live:
 
     Args:
         lead: The answer that speaks for all where they do the same: the first that computes the prompt.
-        started: It has been in a step. answered: It has a token that was made here.
+        started: It has been in a step.
     """
 
     request: Request
@@ -50,7 +50,11 @@ class _Live:
     completions: list[Completion] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob | None] | None = None
     started: bool = False
-    answered: bool = False
+
+    @property
+    def answered(self) -> bool:
+        """Whether it has a token that was made here."""
+        return any(sequence.num_output > len(sequence.resumed.token_ids) for sequence in self.sequences)
 
 
 class LLMEngine:
@@ -93,6 +97,8 @@ class LLMEngine:
         self._finished: list[RequestOutput] = []
         self._started: list[str] = []
         self._answered: list[str] = []
+        # those that have started and have no token yet
+        self._unanswered: dict[str, _Live] = {}
         self._prompt_tokens = 0
         self._generated_tokens = 0
         self._num_steps = 0
@@ -132,6 +138,7 @@ class LLMEngine:
         live = self._live.pop(request_id, None)
         if live is None:
             return None
+        self._unanswered.pop(request_id, None)
         for sequence in live.sequences:
             if not sequence.finished:
                 self._scheduler.abort(sequence)
@@ -292,21 +299,19 @@ class LLMEngine:
 
     def _note_started(self, step: Step) -> None:
         for chunk in step.prefill_chunks:
-            if chunk.join and (live := self._live_of(chunk.sequence)) and not live.started:
+            if not chunk.join:
+                continue
+            name = chunk.sequence.request.request_id
+            if (live := self._live.get(name)) is not None and not live.started:
                 live.started = True
-                self._started.append(live.request.request_id)
+                self._started.append(name)
+                self._unanswered[name] = live
 
-    def _note_answered(self, step: Step) -> None:
-        # the first token of an answer comes from a chunk of its prompt
-        for chunk in step.prefill_chunks:
-            if chunk.samples and (live := self._live_of(chunk.sequence)) and not live.answered:
-                live.answered = True
-                self._answered.append(live.request.request_id)
-
-    def _live_of(self, sequence: Sequence) -> _Live | None:
-        live = self._live.get(sequence.request.request_id)
-        # an aborted request's id may be another's
-        return live if live and live.request is sequence.request else None
+    def _note_answered(self) -> None:
+        # few: one that has started is answered as soon as its prompt is computed
+        for name in [name for name, live in self._unanswered.items() if live.answered]:
+            del self._unanswered[name]
+            self._answered.append(name)
 
     def _shed(self, step: Step | None) -> None:
         """Give up the steps in flight, of which the device had no memory for one, and run less from now on."""
@@ -331,7 +336,8 @@ class LLMEngine:
         logprobs = dict(zip(step.sampled, result.logprobs, strict=True)) if result.logprobs else {}
         arrived = self._scheduler.complete(step, result.token_ids)
         self._generated_tokens += len(arrived.token_ids)
-        self._note_answered(step)
+        if self._unanswered:
+            self._note_answered()
         for row in self._outputs.notable(arrived):
             sequence, token_id = arrived.sequences[row], int(arrived.token_ids[row])
             live = self._live[sequence.request.request_id]
@@ -365,6 +371,7 @@ class LLMEngine:
         live.completions.append(self._outputs.completion(sequence))
         if len(live.completions) == len(live.sequences):
             del self._live[live.request.request_id]
+            self._unanswered.pop(live.request.request_id, None)
             self._finished.append(self._output(live))
 
     def _output(self, live: _Live) -> RequestOutput:

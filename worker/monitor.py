@@ -2,11 +2,11 @@
 
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Iterator
 
 import structlog
 from prometheus_client import Metric
-from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily
+from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from pagemill import __version__
@@ -17,7 +17,7 @@ from worker.engine_port import EngineDoor
 from worker.gpu_metrics import GpuCollector
 from worker.leases import Held
 from worker.metrics import WorkerMetrics
-from worker.queue_metrics import READ_TIMEOUT_S, QueueCollector
+from worker.queue_metrics import READ_TIMEOUT_S, QueueCollector, QueueReader
 from worker.scrape import queue_reader, routes
 from worker.service import Service
 from worker.settings import WorkerSettings
@@ -84,17 +84,19 @@ class Monitor:
         redis = connect_async(settings.redis_url, timeout_s=READ_TIMEOUT_S)
         stack.push_async_callback(redis.aclose)
         reader = queue_reader(settings, redis)
-        self.metrics.add(
-            WorkerCollector(self, engine=settings.engine),
-            EngineCollector(lambda: self._engine),
-            GpuCollector(lambda: self._engine.facts.gpu if self._engine else ""),
-            QueueCollector(reader, num_tenants=settings.metrics_tenants),
-        )
-        if settings.vllm_metrics:
-            self.metrics.add(VllmCollector(lambda: self._engine, self.metrics, lambda: self._model))
+        self.metrics.add(*self.collectors(reader))
         paths = routes(settings, self.metrics.registry, reader, healthy=lambda: self.healthy, ready=lambda: self.ready)
         port = await stack.enter_async_context(listening("metrics", settings.metrics_host, wanted_port, paths))
         log.info("metrics.listening", host=settings.metrics_host, port=port)
+
+    def collectors(self, reader: QueueReader) -> Iterator[Collector]:
+        """What shows the worker, its engine, its GPU and its queue."""
+        yield WorkerCollector(self, engine=self._settings.engine)
+        yield EngineCollector(lambda: self._engine)
+        yield GpuCollector(lambda: self._engine.facts.gpu if self._engine else "")
+        yield QueueCollector(reader, num_tenants=self._settings.metrics_tenants)
+        if self._settings.vllm_metrics:
+            yield VllmCollector(lambda: self._engine, self.metrics, lambda: self._model)
 
     @property
     def model(self) -> str:
@@ -114,8 +116,8 @@ class WorkerCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         service = self._monitor.service
-        info = InfoMetricFamily("pagemill_worker", "What this worker is.", labels=())
-        info.add_metric((), {"version": __version__, "model": self._monitor.model, "engine": self._engine})
+        info = GaugeMetricFamily("pagemill_worker_info", "What this worker is.", labels=("version", "model", "engine"))
+        info.add_metric((__version__, self._monitor.model, self._engine), 1.0)
         yield info
         yield GaugeMetricFamily("pagemill_worker_ready", "1 while the worker pulls jobs.", float(self._monitor.ready))
         held = GaugeMetricFamily(
