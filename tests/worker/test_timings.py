@@ -17,9 +17,7 @@ def request(name: str, priority: int = 0) -> Request:
 def filled(histogram: Histogram) -> dict[float, int]:
     """The bounds of those buckets that have something."""
     return {
-        bound: count
-        for bound, count in zip((*histogram.bounds, float("inf")), histogram.counts, strict=True)
-        if count
+        bound: count for bound, count in zip((*histogram.bounds, float("inf")), histogram.counts, strict=True) if count
     }
 
 
