@@ -82,7 +82,7 @@ ROWS: Rows = (
                 stacked=True,
             ),
             Panel(
-                "Tokens/s",
+                "Throughput",
                 "Generated, and read as prompts.",
                 (
                     (GENERATED, "{{queue}} generated"),

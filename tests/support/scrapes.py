@@ -46,6 +46,14 @@ class Scrape:
         return found[0] if found else None
 
 
+@dataclass(frozen=True)
+class Watched:
+    """A worker that has done something, where it exports, and what it said there."""
+
+    port: int
+    scrape: Scrape
+
+
 def scrape(port: int) -> Scrape:
     status, text = get(port, "/metrics")
     assert 200 == status
