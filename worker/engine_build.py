@@ -57,6 +57,7 @@ def gpu_in_use() -> str:
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return ""
+    # torch leaves out what stands before it
     return f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
 
 
