@@ -2,10 +2,13 @@
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from pagemill.errors import SettingsError
+
+log = logging.getLogger(__name__)
 
 REQUEST_TIMEOUT_S = 10.0
 
@@ -44,7 +47,7 @@ async def serve_http(host: str, port: int, routes: Mapping[str, Route]) -> Async
     """
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        broken = (TimeoutError, ConnectionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError)
+        broken = (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError)
         with contextlib.suppress(*broken):
             async with asyncio.timeout(REQUEST_TIMEOUT_S):
                 head = await reader.readuntil(b"\r\n\r\n")
@@ -57,6 +60,15 @@ async def serve_http(host: str, port: int, routes: Mapping[str, Route]) -> Async
         yield server.sockets[0].getsockname()[1]
 
 
+async def _ask(route: Route, path: str) -> Answer:
+    try:
+        return await route()
+    except Exception:
+        # whoever looks must not end the process that is looked at: its loop takes such an error for one of its own
+        log.exception("no answer for %s", path)
+        return Answer("this is a fault of the program: its log has it", "500 Internal Server Error")
+
+
 async def _response(head: bytes, routes: Mapping[str, Route]) -> bytes:
     method, _, rest = head.partition(b" ")
     path = rest.split(b" ", 1)[0].decode("latin-1").partition("?")[0]
@@ -65,7 +77,7 @@ async def _response(head: bytes, routes: Mapping[str, Route]) -> bytes:
     elif method not in (b"GET", b"HEAD"):
         answer = Answer("GET alone", "405 Method Not Allowed")
     else:
-        answer = await routes[path]()
+        answer = await _ask(routes[path], path)
     body = answer.body.encode() if isinstance(answer.body, str) else answer.body
     lines = (
         f"HTTP/1.1 {answer.status}",

@@ -49,9 +49,9 @@ class WorkerMetrics:
 
     def asked(self, rooms: Sequence[Room]) -> None:
         """Note what the next pull may claim."""
-        for lane, room in zip(LANES, rooms, strict=True):
-            self._budget_jobs.labels(lane).set(room.max_jobs)
-            self._budget_tokens.labels(lane).set(room.max_tokens)
+        for (jobs, tokens), room in zip(self._budgets, rooms, strict=True):
+            jobs.set(room.max_jobs)
+            tokens.set(room.max_tokens)
 
     def pulled_nothing(self, why: str) -> None:
         """Note a look at the queue that brought nothing; `why` is one of EMPTY."""
@@ -134,10 +134,12 @@ class WorkerMetrics:
         self._leases_lost = self._counter("pagemill_leases_lost", "Leases that ran out in this worker's hands.")
 
     def _declare_pulls(self) -> None:
-        self._budget_jobs = self._gauge("pagemill_pull_budget_jobs", "Jobs that the next pull may claim.")
-        self._budget_tokens = self._gauge(
+        jobs = self._gauge("pagemill_pull_budget_jobs", "Jobs that the next pull may claim.")
+        tokens = self._gauge(
             "pagemill_pull_budget_tokens", "Tokens of KV cache that the jobs of the next pull may need."
         )
+        # set at every look at the queue: the way by the labels costs more than the rest
+        self._budgets = [(jobs.labels(lane), tokens.labels(lane)) for lane in LANES]
         self._claimed = self._counter("pagemill_pull_claimed", "Jobs that were pulled.", ("lane",), LANES)
         self._empty = self._counter(
             "pagemill_pull_empty",
@@ -178,10 +180,7 @@ class WorkerMetrics:
         return made
 
     def _gauge(self, name: str, text: str) -> Gauge:
-        made = Gauge(name, text, ("lane",), registry=self.registry)
-        for lane in LANES:
-            made.labels(lane)
-        return made
+        return Gauge(name, text, ("lane",), registry=self.registry)
 
     def _by_lane(self, name: str, text: str, bounds: Sequence[float]) -> Histogram:
         made = self._histogram(name, text, bounds, "lane")

@@ -118,7 +118,12 @@ def _workers(survey: Survey) -> Mapping[str, float]:
 
 OF_THE_QUEUE = (
     Told("pagemill_queue_depth", "Jobs that wait.", _each(lambda s: s.stats.queued), ("lane",)),
-    Told("pagemill_backlog_tokens", "Estimated tokens of the jobs that wait.", _each(lambda s: s.stats.queued_tokens), ("lane",)),
+    Told(
+        "pagemill_backlog_tokens",
+        "Estimated tokens of the jobs that wait.",
+        _each(lambda s: s.stats.queued_tokens),
+        ("lane",),
+    ),
     Told(
         "pagemill_oldest_age_seconds",
         "How long the job has waited that has waited for longest; 0 where none waits.",

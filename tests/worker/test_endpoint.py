@@ -77,6 +77,24 @@ def test_any_bytes_leave_it_alive(data: bytes) -> None:
     assert 200 == asyncio.run(ask())[0]
 
 
+def test_a_fault_of_an_answer_ends_nothing() -> None:
+    """
+    It is told as such; the loop hears nothing of it, and the next answer comes.
+    """
+    errors: list[object] = []
+
+    async def broken() -> Answer:
+        raise ZeroDivisionError
+
+    async def ask() -> list[int]:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
+        async with serve_http(HOST, 0, {"/broken": broken, "/yes": check(lambda: True)}) as port:
+            return [(await fetch(port, path))[0] for path in ("/broken", "/yes")]
+
+    assert [500, 200] == asyncio.run(ask())
+    assert [] == errors
+
+
 def test_an_address_in_use_names_the_settings() -> None:
     """
     The error says which two to change.
