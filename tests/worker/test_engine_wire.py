@@ -90,3 +90,20 @@ def test_steps_without_news_are_told_now_and_then() -> None:
         ours.sendall(pack(Add([])))
         assert 1 == len(list(port.take(wait=True)))
         assert [1] == [report.num_heard for report in told(partial(quiet, idle=True))]
+
+
+def test_timings_are_sent_when_they_are_new() -> None:
+    """
+    Reports in between say None, which costs nothing; a report that was left out takes none along.
+    """
+    theirs, ours = socket.socketpair()
+    with theirs, ours:
+        port, unpacker = Port(theirs), Unpacker()
+        newer = replace(NO_TIMINGS, steps=replace(NO_TIMINGS.steps, total=1.0))
+        newest = replace(NO_TIMINGS, steps=replace(NO_TIMINGS.steps, total=2.0))
+        for timings, news in ((newer, True), (newer, True), (newest, False), (newest, True)):
+            port.publish(Turn(), CAPACITY, STATS, timings, news=news, idle=False)
+
+        found = [report.timings for report in unpacker.feed(ours.recv(1 << 20))]
+
+    assert [newer, None, newest] == found
