@@ -43,6 +43,7 @@ class _Live:
 
     Args:
         lead: The answer that speaks for all where they do the same: the first that computes the prompt.
+        started: It has been in a step.
     """
 
     request: Request
@@ -50,6 +51,12 @@ class _Live:
     lead: Sequence
     completions: list[Completion] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob | None] | None = None
+    started: bool = False
+
+    @property
+    def answered(self) -> bool:
+        """Whether it has a token that was made here."""
+        return any(sequence.num_output > len(sequence.resumed.token_ids) for sequence in self.sequences)
 
 
 class LLMEngine:
@@ -92,6 +99,10 @@ class LLMEngine:
         self._compiling = Compiling(grammars)
         self._in_flight: deque[tuple[Step, Ticket]] = deque()
         self._finished: list[RequestOutput] = []
+        self._started: list[str] = []
+        self._answered: list[str] = []
+        # those that have started and have no token yet
+        self._unanswered: dict[str, _Live] = {}
         self._prompt_tokens = 0
         self._generated_tokens = 0
         self._num_steps = 0
@@ -141,6 +152,7 @@ class LLMEngine:
         live = self._live.pop(request_id, None)
         if live is None:
             return None
+        self._unanswered.pop(request_id, None)
         for sequence in live.sequences:
             if not sequence.finished:
                 self._scheduler.abort(sequence)
@@ -177,8 +189,12 @@ class LLMEngine:
         if full:
             self._shed(step)
         self._end_overgrown()
-        finished, self._finished = self._finished, []
-        return StepOutputs(tuple(finished), tuple(deltas), rejected)
+        outputs = StepOutputs(
+            tuple(self._finished), tuple(deltas), rejected, tuple(self._started), tuple(self._answered)
+        )
+        for sent in (self._finished, self._started, self._answered):
+            sent.clear()
+        return outputs
 
     def generate(
         self, prompts: Iterable[str | TokenIds], params: SamplingParams | SequenceOf[SamplingParams]
@@ -315,10 +331,27 @@ class LLMEngine:
         if step is not None:
             self._in_flight.append((step, self._runner.launch(step)))
             self._num_steps += 1
+            self._note_started(step)
         if self._in_flight and (step is None or len(self._in_flight) >= self._depth):
             self._handle(deltas)
         elif step is None and self._live and not self._scheduler.overgrown:
             raise EngineError(f"nothing can run, though {len(self._live)} requests are not finished: {self!r}")
+
+    def _note_started(self, step: Step) -> None:
+        for chunk in step.prefill_chunks:
+            if not chunk.join:
+                continue
+            name = chunk.sequence.request.request_id
+            if (live := self._live.get(name)) is not None and not live.started:
+                live.started = True
+                self._started.append(name)
+                self._unanswered[name] = live
+
+    def _note_answered(self) -> None:
+        # few: one that has started is answered as soon as its prompt is computed
+        for name in [name for name, live in self._unanswered.items() if live.answered]:
+            del self._unanswered[name]
+            self._answered.append(name)
 
     def _shed(self, step: Step | None) -> None:
         """Give up the steps in flight, of which the device had no memory for one, and run less from now on."""
@@ -343,6 +376,8 @@ class LLMEngine:
         logprobs = dict(zip(step.sampled, result.logprobs, strict=True)) if result.logprobs else {}
         arrived = self._scheduler.complete(step, result.token_ids)
         self._generated_tokens += len(arrived.token_ids)
+        if self._unanswered:
+            self._note_answered()
         for row in self._outputs.notable(arrived):
             sequence, token_id = arrived.sequences[row], int(arrived.token_ids[row])
             live = self._live[sequence.request.request_id]
@@ -376,6 +411,7 @@ class LLMEngine:
         live.completions.append(self._outputs.completion(sequence))
         if len(live.completions) == len(live.sequences):
             del self._live[live.request.request_id]
+            self._unanswered.pop(live.request.request_id, None)
             self._finished.append(self._output(live))
 
     def _output(self, live: _Live) -> RequestOutput:

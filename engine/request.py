@@ -398,11 +398,20 @@ class TextDelta:
 
 @dataclass(frozen=True, slots=True)
 class StepOutputs:
-    """What one turn of the engine gave to the outside; `rejected` were added, and can never be served."""
+    """
+    What one turn of the engine gave to the outside.
+
+    Args:
+        rejected: Requests that were added, and can never be served.
+        started: Requests that are in a step for the first time.
+        answered: Requests of which the first token has come.
+    """
 
     finished: tuple[RequestOutput, ...] = ()
     deltas: tuple[TextDelta, ...] = ()
     rejected: tuple[tuple[str, RequestError], ...] = ()
+    started: tuple[str, ...] = ()
+    answered: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 import json
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -55,6 +55,7 @@ class Consumer:
 
     A job of a later `version` of the wire format is left to newer workers, as long as there are some.
     In a cluster `redis` leads to the queue's slot and `models` to that of the table of models.
+    `on_call` is told of each call of a script: its name, how long it took in seconds, whether it failed.
 
     All methods raise QueueUnavailable where the server cannot be reached or is out of memory, and
     may be repeated then; `finish` of a job that is published already says "duplicate".
@@ -69,6 +70,7 @@ class Consumer:
         lease_ms: int,
         version: int = SCHEMA_VERSION,
         models: Redis | None = None,
+        on_call: Callable[[str, float, bool], None] | None = None,
     ) -> None:
         self.keys = QueueKeys(queue)
         self.worker_id = worker_id
@@ -89,7 +91,7 @@ class Consumer:
         self._in_doubt = False
         self._run_id = ""
         self._replaced = False
-        self._contact = Contact(lease_s=lease_ms / 1000)
+        self._contact = Contact(lease_s=lease_ms / 1000, on_call=on_call)
         self._turn = 0
         self._cursor = "0"
         self._registered: set[str] = set()
@@ -202,7 +204,7 @@ class Consumer:
     async def _claim(self, call: Call[T]) -> T:
         # until the reply is read, entries may be ours without our knowing
         self._reply_lost = True
-        with self._contact.watched(), translated():
+        with self._contact.watched(call.script.name), translated():
             try:
                 reply = await send_once(self._redis, *call.by_hash)
             except NoScriptError:
@@ -421,12 +423,13 @@ class Consumer:
         return await self._run_many(calls.publish(self.keys, self.worker_id, *text) for text in texts)
 
     async def _run(self, call: Call[T]) -> T:
-        with self._contact.watched():
+        with self._contact.watched(call.script.name):
             return await run_async(self._redis, call)
 
     async def _run_many(self, calls_: Iterable[Call[Any]]) -> list[Any]:
-        with self._contact.watched():
-            return await run_many_async(self._redis, list(calls_))
+        many = list(calls_)
+        with self._contact.watched(many[0].script.name if many else ""):
+            return await run_many_async(self._redis, many)
 
     def _let_go(self, *jobs: Delivery) -> None:
         self._held.difference_update((job.stream, job.entry_id) for job in jobs)

@@ -16,9 +16,17 @@ class Contact:
 
     Args:
         lease_s: What a worker's silence is measured by.
+        on_call: Told of each call: its name, how long it took in seconds, and whether it failed.
     """
 
-    def __init__(self, *, lease_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        *,
+        lease_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        on_call: Callable[[str, float, bool], None] | None = None,
+    ) -> None:
+        self._on_call = on_call
         # heartbeats are a third of a lease apart: with a call that took no longer than half of one
         # beside it, that is no lease. A tenth of a second is a busy machine's doing
         self._too_slow_s = max(0.1, lease_s / 2)
@@ -37,16 +45,20 @@ class Contact:
         return self._lost_at is None or now - self._lost_at >= self._lease_s
 
     @contextmanager
-    def watched(self) -> Iterator[None]:
+    def watched(self, name: str = "") -> Iterator[None]:
         """Around a call: note how it went."""
-        call, began = object(), self._clock()
+        call, began, failed = object(), self._clock(), True
         self._under_way[call] = began
         try:
             yield
+            failed = False
         except ServerAway:
             self._lost_at = self._clock()
             raise
         finally:
             del self._under_way[call]
-            if self._clock() - began > self._too_slow_s:
+            took_s = self._clock() - began
+            if took_s > self._too_slow_s:
                 self._lost_at = self._clock()
+            if self._on_call is not None:
+                self._on_call(name, took_s, failed)

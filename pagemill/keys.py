@@ -54,10 +54,10 @@ Fields of tenants: <tenant>:weight. Of limits: tenant:<tenant>, tenant:* for tho
 their own, lane:<lane>; each the most estimated tokens that may wait. Of qt:<lane>: <tenant>, the
 estimated tokens that wait. Of st, beside counters of the whole queue: queued:<lane> and
 queued_tokens:<lane>, what waits; tenant_tokens:<tenant> and tenant_gpu_ms:<tenant>, what its jobs
-took, ever; retried:<kind> of fault; groups, the number of the last group of suspects; drain:at,
-drain:from, drain:<lane>, the tokens of jobs that ended lately. Of vt:<lane>: <tenant>, its virtual
-time; <tenant>!used and <tenant>!est, what its jobs took lately and were estimated at; !now, the
-virtual time of who was served last.
+took, ever; retried:<kind> of fault; cancelled:waiting, those that no worker had; groups, the number of
+the last group of suspects; drain:at, drain:from, drain:<lane>, the tokens of jobs that ended lately. Of
+vt:<lane>: <tenant>, its virtual time; <tenant>!used and <tenant>!est, what its jobs took lately and were
+estimated at; !now, the virtual time of who was served last.
 
 Fields of j:<id>: st state, fp fingerprint, ln lane, tn tenant, tok tokens, e entry, own
 worker, v version, att attempt, lapses leases that ran out, g group of suspects, crash workers that died while

@@ -38,10 +38,11 @@ _COMMAND = re.compile("the '([^'|]+)")
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A script's text and the hash that a server knows it by."""
+    """A script's text, the hash that a server knows it by, and its name here."""
 
     source: bytes
     sha: str
+    name: str = ""
 
 
 @cache
@@ -57,7 +58,7 @@ def load(name: str) -> Script:
     first = body.partition(b"\n")[0].decode()
     shared = ["common", *(first.removeprefix(WITH).split(", ") if first.startswith(WITH) else ())]
     source = b"\n".join([*((folder / f"{part}.lua").read_bytes() for part in shared), body])
-    return Script(source, sha1(source, usedforsecurity=False).hexdigest())
+    return Script(source, sha1(source, usedforsecurity=False).hexdigest(), name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """Builds the engine that a worker was told to run; torch is loaded for the real one alone, and here alone."""
 
+import sys
 from dataclasses import dataclass
 
 from engine.config import EngineConfig
@@ -49,6 +50,15 @@ def build_engine(plan: EnginePlan) -> tuple[Engine, Tokenizer]:
     if engine.tokenizer is None:
         raise ModelNotFound(f"{plan.model} has no tokenizer.json: the worker cannot read text without it")
     return engine, engine.tokenizer
+
+
+def gpu_in_use() -> str:
+    """The GPU that this process computes on, as the driver names it; empty where it uses none."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return ""
+    # torch leaves out what stands before it
+    return f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
 
 
 def load_tokenizer(plan: EnginePlan) -> Tokenizer:

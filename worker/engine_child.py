@@ -23,13 +23,14 @@ import structlog
 from engine.errors import DeviceLost, StartupError
 from engine.request import Capacity
 from worker import exits
-from worker.engine_build import build_engine
+from worker.engine_build import build_engine, gpu_in_use
 from worker.engine_port import Engine, EngineFacts, EngineStats, Turn
 from worker.engine_wire import Abort, Add, Answer, Assignment, Call, Failed, Ready, Report, Stop, Unpacker, pack
 from worker.lifeline import HURRY_SIGNAL, STOP_SIGNALS, end_with
 from worker.logs import configure_logging
 from worker.self_test import self_test
 from worker.step_loop import Command, StepLoop
+from worker.timings import NO_TIMINGS, Timings
 from worker.watchdog import Watchdog
 
 log = structlog.get_logger("engine")
@@ -59,6 +60,7 @@ class Port:
         self._num_heard = 0
         self._told_heard = 0
         self._told_at = 0.0
+        self._told_timings = NO_TIMINGS
         self._was_idle = True
 
     def receive(self, *, wait: bool) -> list[Any]:
@@ -92,13 +94,17 @@ class Port:
                 case Stop():
                     yield None
 
-    def publish(self, turn: Turn, capacity: Capacity, stats: EngineStats, *, news: bool, idle: bool) -> None:
+    def publish(
+        self, turn: Turn, capacity: Capacity, stats: EngineStats, timings: Timings, *, news: bool, idle: bool
+    ) -> None:
         now = time.monotonic()
         changed = news or idle is not self._was_idle or self._num_heard > self._told_heard
         if not changed and now - self._told_at < REPORT_EVERY_S:
             return
         self._told_at, self._told_heard, self._was_idle = now, self._num_heard, idle
-        self.send(Report(turn, capacity, stats, news, self._num_heard, idle))
+        new_timings = None if timings is self._told_timings else timings
+        self._told_timings = timings
+        self.send(Report(turn, capacity, stats, new_timings, news, self._num_heard, idle))
 
     def _answer(self, number: int, question: Callable[[StepLoop], object], steps: StepLoop) -> None:
         try:
@@ -152,7 +158,7 @@ def _run(port: Port, assignment: Assignment) -> NoReturn:
     # what is there now stays: the collector need not walk a million objects of libraries between two steps
     gc.collect()
     gc.freeze()
-    port.send(Ready(EngineFacts.of(engine), engine.capacity(), engine.stats()))
+    port.send(Ready(EngineFacts.of(engine, gpu=gpu_in_use()), engine.capacity(), engine.stats()))
     try:
         steps.run()
     except ConnectionError:

@@ -6,6 +6,7 @@ from typing import Any, Protocol, Self, TypeVar
 
 from engine.errors import EngineError, RequestError
 from engine.request import Capacity, Progress, Request, RequestOutput, StepOutputs, TextDelta, TokenIds
+from worker.timings import Timings
 
 T = TypeVar("T")
 
@@ -52,7 +53,19 @@ class EngineStats(Protocol):
     def kv_usage(self) -> float: ...
 
     @property
+    def num_steps(self) -> int: ...
+
+    @property
+    def num_preemptions(self) -> int: ...
+
+    @property
     def num_sheds(self) -> int: ...
+
+    @property
+    def prefix_hit_tokens(self) -> int: ...
+
+    @property
+    def prefix_query_tokens(self) -> int: ...
 
     @property
     def generated_tokens(self) -> int: ...
@@ -115,7 +128,12 @@ def progress(engine: Engine, known: Mapping[str, Sequence[int]]) -> dict[str, li
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """What does not change of an engine."""
+    """
+    What does not change of an engine.
+
+    Args:
+        gpu: The GPU that it computes on, as the driver names it; empty for a CPU.
+    """
 
     model_name: str
     fingerprint: str
@@ -123,9 +141,10 @@ class EngineFacts:
     max_num_seqs: int
     max_num_batched_tokens: int
     kv_tokens: int
+    gpu: str = ""
 
     @classmethod
-    def of(cls, engine: Engine) -> Self:
+    def of(cls, engine: Engine, *, gpu: str = "") -> Self:
         return cls(
             model_name=engine.model_name,
             fingerprint=engine.fingerprint,
@@ -133,6 +152,7 @@ class EngineFacts:
             max_num_seqs=engine.max_num_seqs,
             max_num_batched_tokens=engine.max_num_batched_tokens,
             kv_tokens=engine.kv_tokens,
+            gpu=gpu,
         )
 
 
@@ -166,6 +186,9 @@ class EngineDoor(Protocol):
 
     @property
     def stats(self) -> EngineStats: ...
+
+    @property
+    def timings(self) -> Timings: ...
 
     @property
     def alive(self) -> bool: ...

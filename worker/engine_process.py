@@ -21,6 +21,7 @@ from worker import exits
 from worker.engine_port import Engine, EngineFacts, EngineGone, EngineStats, Turn
 from worker.engine_wire import Abort, Add, Answer, Assignment, Call, Failed, Ready, Report, Stop, Unpacker, pack
 from worker.futures import settle
+from worker.timings import NO_TIMINGS, Timings
 
 T = TypeVar("T")
 
@@ -67,6 +68,7 @@ class EngineProcess(asyncio.Protocol):
     facts: EngineFacts
     capacity: Capacity
     stats: EngineStats
+    timings: Timings = NO_TIMINGS
 
     def __init__(self, assignment: Assignment, *, inherited: Sequence[int] = ()) -> None:
         self._assignment = assignment
@@ -190,6 +192,7 @@ class EngineProcess(asyncio.Protocol):
 
     def _take_report(self, report: Report, news: list[Turn]) -> None:
         self.capacity, self.stats = report.capacity, report.stats
+        self.timings = report.timings or self.timings
         is_idle = report.idle and report.num_heard == self._num_sent
         self._silent_since = None if is_idle else time.monotonic()
         if report.news:

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from engine.request import Capacity, Completion, Freeable, Progress, Request, RequestOutput, TextDelta
 from worker.engine_build import EnginePlan
 from worker.engine_port import Engine, EngineFacts, EngineStats, Turn
+from worker.timings import Timings
 
 _HEAD = struct.Struct("<Q")
 
@@ -78,6 +79,7 @@ class Report:
     How things are after a step, and what came out of it.
 
     Args:
+        timings: None where they are those of the report before.
         news: Something came out, or there may be room for more.
         num_heard: Messages that the engine has taken in.
         idle: It does nothing until it hears one more.
@@ -86,6 +88,7 @@ class Report:
     turn: Turn
     capacity: Capacity
     stats: EngineStats
+    timings: Timings | None
     news: bool
     num_heard: int
     idle: bool

@@ -79,9 +79,14 @@ class FakeStats:
     num_waiting: int
     num_swapped: int
     kv_usage: float
+    num_steps: int
+    num_preemptions: int
     num_sheds: int
     generated_tokens: int
     prompt_tokens: int
+    # it has no cache
+    prefix_hit_tokens: int = 0
+    prefix_query_tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -158,6 +163,9 @@ class FakeEngine:
         self._used_seqs = 0
         self._generated_tokens = 0
         self._prompt_tokens = 0
+        self._num_steps = 0
+        self._num_preemptions = 0
+        self._started: list[str] = []
 
     @property
     def has_work(self) -> bool:
@@ -214,7 +222,10 @@ class FakeEngine:
         if self._tokens_per_s is not None:
             self._sleep(num_tokens / self._tokens_per_s)
         self._generated_tokens += num_tokens
-        return StepOutputs(finished=tuple(finished), deltas=tuple(deltas))
+        self._num_steps += 1
+        # each step gives every job that runs a token
+        started, self._started = tuple(self._started), []
+        return StepOutputs(tuple(finished), tuple(deltas), started=started, answered=started)
 
     def capacity(self) -> Capacity:
         waiting = self._waiting.values()
@@ -247,6 +258,8 @@ class FakeEngine:
             num_waiting=len(self._waiting),
             num_swapped=0,
             kv_usage=self._used_tokens / self.kv_tokens,
+            num_steps=self._num_steps,
+            num_preemptions=self._num_preemptions,
             num_sheds=0,
             generated_tokens=self._generated_tokens,
             prompt_tokens=self._prompt_tokens,
@@ -281,7 +294,9 @@ class FakeEngine:
             self._running[job.request.request_id] = job
             self._used_tokens += job.cost
             self._used_seqs += job.num_seqs
-            self._prompt_tokens += 0 if job.started else len(job.request.prompt)
+            if not job.started:
+                self._prompt_tokens += len(job.request.prompt)
+                self._started.append(job.request.request_id)
             job.started = True
 
     def _fits(self, job: _Job, tokens: int = 0, seqs: int = 0) -> bool:
@@ -296,6 +311,7 @@ class FakeEngine:
         for victim in sorted(less_urgent, key=lambda one: one.order, reverse=True):
             victims.append(victim)
             if self._fits(job, sum(one.cost for one in victims), sum(one.num_seqs for one in victims)):
+                self._num_preemptions += len(victims)
                 for one in victims:
                     self._queue(self._leave(one.request.request_id))
                 return

@@ -5,12 +5,10 @@ The only place that builds things; the engine is built in its own process, as th
 """
 
 import asyncio
-import contextlib
 import faulthandler
 import gc
 import os
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import NoReturn
 
@@ -28,11 +26,13 @@ from worker.engine_build import EnginePlan, FakeConfig, load_tokenizer
 from worker.engine_port import EngineDoor, EngineFacts, Tokenizer
 from worker.engine_process import EngineEnded, EngineProcess, StepHung
 from worker.engine_wire import Assignment
-from worker.health import health_endpoint
 from worker.heartbeat import Heartbeat
 from worker.intake import Intake
 from worker.lifeline import DRAINED, ENGINE_ENDED, FAILED, SERVING, Lifeline, new_worker_id
+from worker.measured_store import MeasuredStore
+from worker.metrics import WorkerMetrics
 from worker.models import resolve_model
+from worker.monitor import Monitor
 from worker.puller import LookAhead, default_look_ahead
 from worker.results import ResultMaker
 from worker.service import Service, ServiceOptions
@@ -77,7 +77,8 @@ async def serve(settings: WorkerSettings, lifeline: Lifeline | None) -> int:
         PagemillError, StartupError: what the operator has to change.
     """
     worker_id = new_worker_id() if lifeline is None else lifeline.worker_id
-    store = open_store(settings.object_store) if settings.object_store else None
+    monitor = Monitor(settings)
+    store = MeasuredStore(open_store(settings.object_store), monitor.metrics) if settings.object_store else None
     secret = read_secret(settings.webhook_secret.get_secret_value()) if settings.webhook_secret else None
     servers = AsyncServers(settings.redis_url, timeout_s=timeout_of_a_lease(settings.lease_s))
     try:
@@ -87,17 +88,17 @@ async def serve(settings: WorkerSettings, lifeline: Lifeline | None) -> int:
             worker_id=worker_id,
             lease_ms=round(settings.lease_s * 1000),
             models=servers.at(MODELS),
+            on_call=monitor.metrics.redis_call,
         )
         await _check_server(consumer, allow_unsafe=settings.allow_unsafe_redis)
-        started: list[Service] = []
-        async with _health(settings, started):
+        async with monitor.endpoints():
             engine, tokenizer = await _start_engine(settings, lifeline)
             # what is there now stays, and the collector need not walk it
             gc.collect()
             gc.freeze()
             webhooks = Webhooks(consumer, secret=secret, allow_private=settings.allow_private_webhooks)
-            service = build_service(settings, consumer, store, webhooks, engine, tokenizer)
-            started.append(service)
+            service = build_service(settings, consumer, store, webhooks, engine, tokenizer, monitor.metrics)
+            monitor.watch(service, engine, model=served_names(settings, engine.facts.model_name)[0])
             return await _run(service, lifeline)
     finally:
         await servers.close()
@@ -202,6 +203,7 @@ def build_service(
     webhooks: Webhooks,
     engine: EngineDoor,
     tokenizer: Tokenizer,
+    metrics: WorkerMetrics,
 ) -> Service:
     facts = engine.facts
     model, *aliases = served_names(settings, facts.model_name)
@@ -237,6 +239,7 @@ def build_service(
         ),
         tokenizer=tokenizer,
         options=_service_options(settings, look_ahead, tuple(aliases)),
+        metrics=metrics,
     )
 
 
@@ -307,32 +310,6 @@ def _engine_config(settings: WorkerSettings, folder: Path) -> EngineConfig:
         load_format=settings.load_format,
         num_threads=settings.num_threads,
     )
-
-
-@contextlib.asynccontextmanager
-async def _health(settings: WorkerSettings, started: list[Service]) -> AsyncIterator[None]:
-    """Serve the health endpoint where a port is set; loading counts as healthy and not ready."""
-    if settings.health_port is None:
-        yield
-        return
-    endpoint = health_endpoint(
-        settings.health_host,
-        settings.health_port,
-        healthy=lambda: all(service.healthy for service in started),
-        ready=lambda: bool(started) and started[0].ready,
-    )
-    async with contextlib.AsyncExitStack() as stack:
-        try:
-            port = await stack.enter_async_context(endpoint)
-        except OSError as error:
-            address = f"{settings.health_host}:{settings.health_port}"
-            message = (
-                f"the health endpoint cannot listen at {address} ({error.strerror}): "
-                "choose another --health-host or --health-port"
-            )
-            raise SettingsError(message) from None
-        log.info("health.listening", host=settings.health_host, port=port)
-        yield
 
 
 def _explain(error: Exception, code: int) -> int:

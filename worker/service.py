@@ -9,7 +9,7 @@ finished, handed back, or lost to another worker.
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,8 +18,9 @@ import structlog
 
 from pagemill.consumer import Consumer
 from pagemill.errors import QueueUnavailable, UnsafeServer
-from pagemill.messages import Outcome
+from pagemill.messages import Delivery, Outcome
 from pagemill.object_store import ObjectStore
+from pagemill.schema import Result
 from worker.doorbell import Doorbell
 from worker.drain import Drain
 from worker.engine_port import EngineDoor, EngineGone, Tokenizer, Turn
@@ -29,6 +30,7 @@ from worker.intake import Intake
 from worker.isolation import Isolation
 from worker.jobs import Jobs
 from worker.leases import Held, Leases
+from worker.metrics import WorkerMetrics
 from worker.puller import NOTHING, Ask, LookAhead, decide
 from worker.raw_intake import RawIntake
 from worker.results import ResultMaker
@@ -106,8 +108,10 @@ class Service:
         heartbeat: Heartbeat,
         tokenizer: Tokenizer,
         options: ServiceOptions,
+        metrics: WorkerMetrics | None = None,
     ) -> None:
         self.num_done = 0
+        self._metrics = metrics or WorkerMetrics()
         self._consumer, self._store, self._webhooks, self._options = consumer, store, webhooks, options
         self._tokenizer = tokenizer
         self._heartbeat = heartbeat
@@ -145,6 +149,16 @@ class Service:
             put_off=self._returns.put_off,
             bury=self._returns.bury,
         )
+
+    @property
+    def held(self) -> Iterable[Held]:
+        """The jobs in this worker's hands."""
+        return self._leases
+
+    @property
+    def num_unwritten(self) -> int:
+        """Jobs that have ended, and payloads that are not deleted yet."""
+        return len(self._sink)
 
     @property
     def healthy(self) -> bool:
@@ -260,30 +274,41 @@ class Service:
                 log.warning("pull.failed", error=str(error), retry_s=pause_s)
                 await self._wait_for_change(pause_s)
                 pause_s = min(5.0, 2 * pause_s)
+        self._metrics.pulled_nothing("draining")
 
     async def _claim(self) -> bool:
         """Claim suspects, if some wait and nothing is held, else what fits; False where nothing was there to claim."""
         if not len(self._leases) and (suspects := await self._isolation.take()):
-            self._jobs.receive(suspects)
+            self._receive(suspects)
             return True
-        ask = self._ask()
+        ask, why_not = self._ask()
+        self._metrics.asked(ask.rooms)
         self._doorbell.listen(ask.starting)
         if not self._doorbell.calls_for(ask):
+            self._metrics.pulled_nothing(why_not)
             return False
         deliveries = await self._consumer.pull(rooms=ask.rooms, job_cap_tokens=self._engine.capacity.total_tokens)
         self._doorbell.pulled(self._consumer.behind)
         if deliveries:
-            self._jobs.receive(deliveries)
+            self._receive(deliveries)
         else:
             # what did not fit may fit when something changes here
             self._doorbell.listen(ask.starting)
+            self._metrics.pulled_nothing("no_blocks" if self._consumer.behind and ask else why_not)
         return bool(deliveries)
 
-    def _ask(self) -> Ask:
-        crowded = max(len(self._sink), len(self._returns)) > MAX_UNWRITTEN
-        if crowded or self._isolation.closed(len(self._leases)):
-            return NOTHING
-        return decide(self._engine.capacity, self._jobs.transit, self._options.look_ahead)
+    def _receive(self, deliveries: Sequence[Delivery]) -> None:
+        self._metrics.pulled(deliveries)
+        self._jobs.receive(deliveries)
+
+    def _ask(self) -> tuple[Ask, str]:
+        """What to ask for, and why nothing comes where nothing does."""
+        if max(len(self._sink), len(self._returns)) > MAX_UNWRITTEN:
+            return NOTHING, "unwritten"
+        if self._isolation.closed(len(self._leases)):
+            return NOTHING, "solo"
+        ask = decide(self._engine.capacity, self._jobs.transit, self._options.look_ahead)
+        return ask, "no_jobs" if ask else "no_blocks"
 
     async def _wait_for_change(self, timeout_s: float) -> None:
         with contextlib.suppress(TimeoutError):
@@ -299,6 +324,7 @@ class Service:
                 renewal = await self._leases.renew()
                 if renewal.lost:
                     log.warning("leases.lost", jobs=len(renewal.lost))
+                    self._metrics.lost(len(renewal.lost))
                     await self._jobs.forget(renewal.lost)
                 await self._jobs.stop(renewal.cancelled, "cancelled")
                 await self._jobs.stop(renewal.expired, "expired")
@@ -351,8 +377,9 @@ class Service:
     def _on_change(self) -> None:
         self._changed.set()
 
-    def _on_settled(self, held: Held, outcome: Outcome) -> None:
+    def _on_settled(self, held: Held, outcome: Outcome, result: Result | None = None) -> None:
         job_id = held.delivery.job_id
+        self._metrics.settled(held.delivery, held.since, outcome, result)
         if self._leases.get(job_id) is held:
             self._leases.drop(job_id)
         if outcome in ("done", "duplicate"):

@@ -1,7 +1,7 @@
 """The worker's settings: flags over PAGEMILL_* over pagemill.toml."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from typing import Any, Literal, Self
 
@@ -10,10 +10,55 @@ from pydantic_settings import CliSettingsSource, CliSuppress
 from pydantic_settings.exceptions import SettingsError as ParserError
 
 from pagemill.errors import SettingsError
-from pagemill.settings import ClientSettings
+from pagemill.settings import ClientSettings, Settings
 
 
-class WorkerSettings(ClientSettings):
+class MetricsSettings(Settings):
+    """
+    Exports the metrics of one queue over HTTP, until SIGTERM.
+
+    Every setting is a flag, a PAGEMILL_<NAME> in the environment, or a line of pagemill.toml,
+    in this order of precedence.
+    """
+
+    redis_url: str = Field("redis://localhost:6379/0", description="The queue's server.")
+    queue: str = Field("default", description="Name of the queue.")
+    metrics_port: int | None = Field(
+        None,
+        ge=0,
+        le=65535,
+        description="Serve /metrics, /autoscale, /healthz and /readyz there; 0 lets the system choose a port.",
+    )
+    metrics_host: str = Field("127.0.0.1", description="Address of these; 0.0.0.0 in a container.")
+    metrics_tenants: int = Field(
+        0, ge=0, le=1000, description="Count the tokens of so many tenants by name, those that took most."
+    )
+    autoscale_target_s: float = Field(
+        300.0, gt=0, description="So many workers are wanted as empty the backlog within that time."
+    )
+    autoscale_min_workers: int = Field(0, ge=0, description="Never fewer are wanted.")
+    autoscale_max_workers: int = Field(64, ge=1, description="Never more.")
+    autoscale_tokens_per_s: float | None = Field(
+        None, gt=0, description="Estimated tokens that a worker does a second, until that has been measured."
+    )
+
+    @classmethod
+    def read(
+        cls, flags: Sequence[str], *, also: Iterable[type[Settings]] = (), prog: str = "python -m worker.exporter"
+    ) -> Self:
+        """
+        The settings of a command line; prints the help and exits where it asks for that.
+
+        Args:
+            also: Classes whose names may stand in the environment and the file too.
+
+        Raises:
+            SettingsError: a flag or setting is unknown, and the nearest known one; or a value is wrong.
+        """
+        return cls.load(also=also, **_parse(cls, flags, prog))
+
+
+class WorkerSettings(MetricsSettings, ClientSettings):
     """
     Runs one engine that serves one queue, until SIGTERM.
 
@@ -138,30 +183,25 @@ class WorkerSettings(ClientSettings):
     )
     intake_threads: int = Field(2, ge=1, description="Threads that read and tokenise jobs.")
     health_port: int | None = Field(
-        None, ge=0, le=65535, description="Serve /healthz and /readyz there; 0 lets the system choose a port."
+        None, ge=0, le=65535, description="Serve /healthz and /readyz alone there; 0 lets the system choose a port."
     )
     health_host: str = Field("127.0.0.1", description="Address of the health endpoint; 0.0.0.0 in a container.")
+    vllm_metrics: bool = Field(False, description="Show the engine's metrics under vLLM's names too.")
     log_format: Literal["auto", "text", "json"] = Field(
         "auto", description="auto is text on a terminal and JSON lines elsewhere."
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="What is logged.")
 
     @classmethod
-    def read(cls, flags: Sequence[str]) -> Self:
-        """
-        The settings of a command line; prints the help and exits where it asks for that.
-
-        Raises:
-            SettingsError: a flag or setting is unknown, and the nearest known one; or a value is wrong.
-        """
-        return cls.load(**_parse(cls, flags))
+    def read(cls, flags: Sequence[str], *, also: Iterable[type[Settings]] = (), prog: str = "pagemill worker") -> Self:
+        return super().read(flags, also=also, prog=prog)
 
 
-def _parse(settings: type[WorkerSettings], flags: Sequence[str]) -> dict[str, Any]:
+def _parse(settings: type[Settings], flags: Sequence[str], prog: str) -> dict[str, Any]:
     try:
         source: CliSettingsSource[Any] = CliSettingsSource(
             settings,
-            cli_prog_name="pagemill worker",
+            cli_prog_name=prog,
             cli_parse_args=list(flags),
             cli_kebab_case=True,
             cli_implicit_flags=True,
@@ -174,7 +214,7 @@ def _parse(settings: type[WorkerSettings], flags: Sequence[str]) -> dict[str, An
     return source()
 
 
-def _explain(message: str, settings: type[WorkerSettings]) -> str:
+def _explain(message: str, settings: type[Settings]) -> str:
     unknown = re.search(r"unrecognized arguments: (--?[^\s=]+)", message)
     if unknown is None:
         return message.removeprefix("error parsing CLI: ")

@@ -67,7 +67,7 @@ class Sink:
     Args:
         store: For large results; without one, all go to Redis.
         inline_bytes: Results above this size go to the store.
-        on_settled: Called for each job when its result is written, or belongs to another.
+        on_settled: Called for each job when its result is written, or belongs to another; and with which.
         keep_s: How long what was written can be written again.
     """
 
@@ -78,7 +78,7 @@ class Sink:
         results: ResultMaker,
         *,
         inline_bytes: int,
-        on_settled: Callable[[Held, Outcome], None],
+        on_settled: Callable[[Held, Outcome, Result], None],
         keep_s: float = KEEP_S,
     ) -> None:
         self._consumer = consumer
@@ -161,7 +161,7 @@ class Sink:
                 self._ready.append(one)
             else:
                 self._written.keep(finished, outcome)
-                self._on_settled(one.held, outcome)
+                self._on_settled(one.held, outcome, one.result)
 
     async def write_again(self) -> None:
         """Write the last results once more, to a server that may not have them any more."""

@@ -16,6 +16,7 @@ from engine.errors import RequestError
 from engine.request import Capacity, Request, RequestOutput
 from worker.engine_port import Engine, EngineStats, Turn
 from worker.metering import Meter
+from worker.timings import Stopwatch, Timings
 
 log = structlog.get_logger(__name__)
 
@@ -30,12 +31,15 @@ class Mailbox(Protocol):
         """The commands that have come; waits for one where told to."""
         ...
 
-    def publish(self, turn: Turn, capacity: Capacity, stats: EngineStats, *, news: bool, idle: bool) -> None:
+    def publish(
+        self, turn: Turn, capacity: Capacity, stats: EngineStats, timings: Timings, *, news: bool, idle: bool
+    ) -> None:
         """
         Pass on how things are.
 
         Args:
             turn: Nobody changes it any more.
+            timings: Often those of the call before, the same object.
             news: Something came out, or there is room for more; else this may be left out.
             idle: Nothing follows until the next command.
         """
@@ -51,6 +55,7 @@ class StepLoop:
         self._clock = clock
         self._turn = Turn()
         self._meter = Meter()
+        self._stopwatch = Stopwatch(clock)
         self._capacity: Capacity = engine.capacity()
         self._num_sheds = engine.stats().num_sheds
         # when it was given something to do that has not ended; None while it idles. Others may read it
@@ -74,7 +79,9 @@ class StepLoop:
             if self.engine.has_work:
                 self.busy_since = began = self._clock()
                 outputs = self.engine.step()
-                self._meter.spend(self._clock() - began)
+                ended = self._clock()
+                self._meter.spend(ended - began)
+                self._stopwatch.stepped(began, ended, outputs.started, outputs.answered)
                 self._turn.finished += map(self._metered, outputs.finished)
                 self._turn.deltas += outputs.deltas
                 self._refuse(outputs.rejected)
@@ -90,6 +97,7 @@ class StepLoop:
             else:
                 self._turn.added.append(request.request_id)
                 self._meter.enter(request.request_id)
+                self._stopwatch.enter(request)
 
     def _refuse(self, rejected: Iterable[tuple[str, RequestError]]) -> None:
         """Pass on which requests turned out to be none after they were taken, as those with a wrong grammar do."""
@@ -113,6 +121,7 @@ class StepLoop:
         return True
 
     def _metered(self, output: RequestOutput) -> RequestOutput:
+        self._stopwatch.leave(output.request_id)
         return replace(output, gpu_ms=self._meter.leave(output.request_id))
 
     def _publish(self) -> None:
@@ -127,4 +136,5 @@ class StepLoop:
         turn, self._turn = self._turn, Turn()
         # before it is passed on: whoever takes it may be slow, which is no fault of the engine
         self.busy_since = None
-        self._mailbox.publish(turn, self._capacity, stats, news=news, idle=not self.engine.has_work)
+        idle = not self.engine.has_work
+        self._mailbox.publish(turn, self._capacity, stats, self._stopwatch.timings(fresh=idle), news=news, idle=idle)

@@ -179,6 +179,9 @@ local function settle_here(id, status, now, failure)
   local result = '{"version":' .. result_version(v[11]) .. ',"job_id":"' .. id .. '","status":"' .. status .. '","failure":' .. failure
     .. ',"attempt":' .. (v[6] or 0) .. ',"accepted_ms":' .. v[7] .. ',"started_ms":' .. (v[8] or 0)
     .. ',"metadata":' .. (v[5] or '{}') .. '}'
+  if status == 'cancelled' then
+    count('cancelled:waiting', 1)
+  end
   settle(id, status, result, now, { ttl = v[1], dl = v[2], stream = v[3], idem = v[4], batch = v[10], reply = v[12] })
   if v[9] and not is_kept then
     orphan(v[9])

@@ -347,3 +347,44 @@ def test_a_request_too_large_for_the_cache_is_ended_when_it_is_added() -> None:
     finished, _ = run(engine)
 
     assert FinishReason.LENGTH is finished["a"].completions[0].finish_reason
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("num_blocks", [65, 17])
+def test_each_request_starts_once_and_gets_a_first_token_once(depth: int, num_blocks: int) -> None:
+    """
+    With several answers, and with so few blocks that requests are preempted and computed again, too.
+    """
+    engine = make_engine(depth=depth, num_blocks=num_blocks)
+    engine.add(request("many", [1, 2, 3], n=3, max_tokens=9, ignore_eos=True))
+    for number in range(3):
+        engine.add(request(f"long-{number}", [number, *range(2, 9)], max_tokens=40, ignore_eos=True))
+    engine.add(request("one token", [5], max_tokens=1))
+    started: list[str] = []
+    answered: list[str] = []
+    while engine.has_work:
+        outputs = engine.step()
+        started += outputs.started
+        answered += outputs.answered
+        assert set(answered) <= set(started)
+
+    assert ["long-0", "long-1", "long-2", "many", "one token"] == sorted(started) == sorted(answered)
+    assert (num_blocks == 17) == (engine.stats().num_preemptions > 0)
+
+
+def test_an_aborted_request_gets_no_first_token_under_its_old_name() -> None:
+    """
+    What a step in flight gives for an aborted request is not another's of the same name.
+    """
+    engine = make_engine(depth=2)
+    engine.add(request("a", [1, 2, 3], max_tokens=5, ignore_eos=True))
+    assert (("a",), ()) == ((turn := engine.step()).started, turn.answered)
+    engine.abort("a")
+    engine.add(request("a", [7, 8, 9, 10], max_tokens=5, ignore_eos=True))
+
+    turns = [engine.step() for _ in range(3)]
+
+    assert [("a",), (), ()] == [turn.started for turn in turns]
+    assert 1 == sum(len(turn.answered) for turn in turns)
+    # not in the turn that takes in the step of the first one
+    assert () == turns[0].answered

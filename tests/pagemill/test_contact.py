@@ -1,5 +1,7 @@
 """Knowing whether the server was in reach."""
 
+from contextlib import suppress
+
 import pytest
 
 from pagemill.contact import Contact
@@ -61,3 +63,20 @@ def test_a_call_that_is_still_waiting_is_an_outage() -> None:
             pass
 
         assert not contact.steady
+
+
+def test_each_call_is_told_with_its_time_and_its_failure() -> None:
+    """
+    Whatever the failure is; calls are told by name.
+    """
+    clock = Clock()
+    told: list[tuple[str, float, bool]] = []
+    contact = Contact(lease_s=2.0, clock=clock, on_call=lambda *call: told.append(call))
+    with contact.watched("pull"):
+        clock.now += 0.5
+    for error in (ServerAway("away"), QueueUnavailable("refused")):
+        with suppress(QueueUnavailable), contact.watched("finish"):
+            clock.now += 0.25
+            raise error
+
+    assert [("pull", 0.5, False), ("finish", 0.25, True), ("finish", 0.25, True)] == told

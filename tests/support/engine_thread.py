@@ -18,6 +18,7 @@ from engine.request import Capacity, Request, RequestOutput
 from worker.engine_port import Engine, EngineFacts, EngineGone, EngineStats, Turn
 from worker.futures import settle
 from worker.step_loop import Command, StepLoop
+from worker.timings import NO_TIMINGS, Timings
 
 T = TypeVar("T")
 
@@ -38,6 +39,7 @@ class EngineThread:
         # written by the thread after each step; each is replaced whole, never changed
         self.capacity: Capacity = engine.capacity()
         self.stats: EngineStats = engine.stats()
+        self.timings = NO_TIMINGS
 
     @property
     def alive(self) -> bool:
@@ -79,9 +81,18 @@ class EngineThread:
                 return
             wait = False
 
-    def publish(self, turn: Turn, capacity: Capacity, stats: EngineStats, *, news: bool, idle: bool) -> None:  # noqa: ARG002
+    def publish(
+        self,
+        turn: Turn,
+        capacity: Capacity,
+        stats: EngineStats,
+        timings: Timings,
+        *,
+        news: bool,
+        idle: bool,  # noqa: ARG002
+    ) -> None:
         """Leave a turn for the event loop; for the thread."""
-        self.capacity, self.stats = capacity, stats
+        self.capacity, self.stats, self.timings = capacity, stats, timings
         if not news:
             return
         self._turns.append(turn)

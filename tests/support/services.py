@@ -24,6 +24,7 @@ from worker.engine_port import Engine
 from worker.fake_engine import ByteTokenizer, FakeEngine
 from worker.heartbeat import Heartbeat
 from worker.intake import Intake
+from worker.metrics import WorkerMetrics
 from worker.puller import LookAhead
 from worker.results import ResultMaker
 from worker.service import Service, ServiceOptions
@@ -50,6 +51,7 @@ class RunningService:
         self.engine = engine or FakeEngine()
         self.error: BaseException | None = None
         self.worker_id = f"in-process-{uuid7()}"
+        self.metrics = WorkerMetrics()
         self._url = url
         self._queue = queue
         self._store = store
@@ -93,6 +95,7 @@ class RunningService:
             lease_ms=round(self._options.lease_s * 1000),
             version=self._version,
             models=servers.at(MODELS),
+            on_call=self.metrics.redis_call,
         )
         tokenizer = ByteTokenizer()
         engine = self.engine
@@ -112,6 +115,7 @@ class RunningService:
             heartbeat=Heartbeat({"model": engine.model_name, "max_model_len": engine.max_model_len}),
             tokenizer=tokenizer,
             options=self._options,
+            metrics=self.metrics,
         )
         self._built.set()
         try:

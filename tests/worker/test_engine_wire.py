@@ -14,6 +14,7 @@ from worker.engine_child import Port
 from worker.engine_port import Turn
 from worker.engine_wire import Add, Answer, Report, Unpacker, pack
 from worker.fake_engine import FakeEngine
+from worker.timings import NO_TIMINGS
 
 CAPACITY = replace(FakeEngine().capacity(), freeable=(Freeable(1, 2, 3),))
 STATS = FakeEngine().stats()
@@ -26,7 +27,7 @@ TURN = Turn(
     deltas=[TextDelta("c", 0, "x", 1)],
 )
 MESSAGES = [
-    Report(TURN, CAPACITY, STATS, True, 3, False),
+    Report(TURN, CAPACITY, STATS, NO_TIMINGS, True, 3, False),
     Answer(4, {"a": [Progress((1, 2), LOGPROBS, FinishReason.LENGTH)]}),
     Answer(5),
 ]
@@ -79,12 +80,30 @@ def test_steps_without_news_are_told_now_and_then() -> None:
             except BlockingIOError:
                 return []
 
-        quiet = partial(port.publish, Turn(), CAPACITY, STATS, news=False, idle=False)
+        quiet = partial(port.publish, Turn(), CAPACITY, STATS, NO_TIMINGS, news=False, idle=False)
         assert 1 <= len(told(*[quiet] * 1000)) < 100
         assert [True] == [
-            report.news for report in told(partial(port.publish, TURN, CAPACITY, STATS, news=True, idle=False))
+            report.news
+            for report in told(partial(port.publish, TURN, CAPACITY, STATS, NO_TIMINGS, news=True, idle=False))
         ]
         assert [True] == [report.idle for report in told(partial(quiet, idle=True))]
         ours.sendall(pack(Add([])))
         assert 1 == len(list(port.take(wait=True)))
         assert [1] == [report.num_heard for report in told(partial(quiet, idle=True))]
+
+
+def test_timings_are_sent_when_they_are_new() -> None:
+    """
+    Reports in between say None, which costs nothing; a report that was left out takes none along.
+    """
+    theirs, ours = socket.socketpair()
+    with theirs, ours:
+        port, unpacker = Port(theirs), Unpacker()
+        newer = replace(NO_TIMINGS, steps=replace(NO_TIMINGS.steps, total=1.0))
+        newest = replace(NO_TIMINGS, steps=replace(NO_TIMINGS.steps, total=2.0))
+        for timings, news in ((newer, True), (newer, True), (newest, False), (newest, True)):
+            port.publish(Turn(), CAPACITY, STATS, timings, news=news, idle=False)
+
+        found = [report.timings for report in unpacker.feed(ours.recv(1 << 20))]
+
+    assert [newer, None, newest] == found

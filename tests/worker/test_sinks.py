@@ -69,7 +69,7 @@ def write(consumer: ScriptedConsumer, ended: Sequence[Ended], store: FileStore |
             store,
             ResultMaker(tokenizer=ByteTokenizer(), model="fake", worker_id="w"),
             inline_bytes=1000,
-            on_settled=lambda _, outcome: outcomes.append(outcome),
+            on_settled=lambda _held, outcome, _result: outcomes.append(outcome),
         )
         task = asyncio.create_task(sink.run())
         for one in ended:
