@@ -7,9 +7,10 @@ from math import inf
 import numpy as np
 
 from engine.block_manager import BlockManager
+from engine.capacity import Capacity, Freeable
 from engine.entries import Entry, EntryList, Queue
 from engine.policy import Headroom
-from engine.request import PRIORITIES, Capacity, Freeable
+from engine.request import PRIORITIES
 from engine.running import Running
 
 # queued sequences that one step may pass over because another computes their prefix

@@ -4,9 +4,10 @@ from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import replace
 
+from engine.capacity import Capacity
 from engine.errors import GrammarsUnavailable, InvalidGrammar, RequestError
 from engine.grammar_compiler import CompiledGrammar, GrammarCompiler
-from engine.request import Capacity, Request
+from engine.request import Request
 
 # an idle engine waits so long at a time, and then looks at what else has come
 WAIT_S = 0.02

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
+from engine.capacity import Capacity
 from engine.compiling import Compiling
 from engine.errors import DeviceLost, EmptyPrompt, EngineError, InvalidParams, PromptTooLong, RequestError
 from engine.faults import is_lost, is_out_of_memory, release_cached_memory
@@ -12,7 +13,6 @@ from engine.grammar_compiler import CompiledGrammar, GrammarCompiler
 from engine.output import OutputProcessor
 from engine.request import (
     BULK,
-    Capacity,
     Completion,
     FinishReason,
     Progress,

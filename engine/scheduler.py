@@ -9,11 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.block_manager import BlockManager
+from engine.capacity import Capacity
 from engine.claims import MAX_PASSED_OVER, Claims
 from engine.entries import Arrived, Entry, Pass, Queue
 from engine.policy import Headroom, Preemption, PreemptionPolicy
 from engine.queue_policy import QueuePolicy
-from engine.request import BlockCopy, Capacity, FinishReason, Sequence, Status, Step
+from engine.request import BlockCopy, FinishReason, Sequence, Status, Step
 from engine.running import Running
 
 # prompts in the middle of their prefill at a time: each holds the blocks of its whole prompt

@@ -1,6 +1,5 @@
 """The worker's side of the queue: claim, renew, finish, hand back."""
 
-import json
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
@@ -242,7 +241,7 @@ class Consumer:
         In all four cases the job is no longer this worker's.
         """
         outcomes = await self._run_many(
-            calls.finish(self.keys, self.worker_id, part, [_record(end) for end in part]) for part in in_chunks(batch)
+            calls.finish(self.keys, self.worker_id, part, [end.record() for end in part]) for part in in_chunks(batch)
         )
         self._let_go(*(end.delivery for end in batch))
         self._finished.extend((end.delivery.stream, end.delivery.entry_id) for end in batch)
@@ -447,12 +446,3 @@ def _without(rooms: Sequence[Room], jobs: Iterable[Delivery], job_cap_tokens: in
     return [
         Room(room.max_jobs - jobs, room.max_tokens - tokens) for room, (jobs, tokens) in zip(rooms, ahead, strict=True)
     ]
-
-
-def _record(end: Finished) -> bytes:
-    """What stands under the result's key: the result, or where it is."""
-    if end.ref is not None:
-        return json.dumps({"ref": end.ref}).encode()
-    if end.payload is not None:
-        return end.payload
-    return end.result.payload()

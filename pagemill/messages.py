@@ -1,5 +1,6 @@
 """What travels between the queue's scripts and its two users, the clients and the workers."""
 
+import json
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -285,6 +286,12 @@ class Finished:
     result: Result
     payload: bytes | None = None
     ref: str | None = None
+
+    def record(self) -> bytes:
+        """What stands under the result's key: the result, or where it is."""
+        if self.ref is not None:
+            return json.dumps({"ref": self.ref}).encode()
+        return self.result.payload() if self.payload is None else self.payload
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,8 @@ from typing import Any, NoReturn
 
 import structlog
 
+from engine.capacity import Capacity
 from engine.errors import DeviceLost, StartupError
-from engine.request import Capacity
 from worker import exits
 from worker.engine_build import build_engine, gpu_in_use
 from worker.engine_port import Engine, EngineFacts, EngineStats, Turn

@@ -4,8 +4,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self, TypeVar
 
+from engine.capacity import Capacity
 from engine.errors import EngineError, RequestError
-from engine.request import Capacity, Progress, Request, RequestOutput, StepOutputs, TextDelta, TokenIds
+from engine.request import Progress, Request, RequestOutput, StepOutputs, TextDelta, TokenIds
 from worker.timings import Timings
 
 T = TypeVar("T")

@@ -15,8 +15,9 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self, TypeVar
 
+from engine.capacity import Capacity
 from engine.errors import DeviceLost, EngineError, StartupError
-from engine.request import Capacity, Request, RequestOutput
+from engine.request import Request, RequestOutput
 from worker import exits
 from worker.engine_port import Engine, EngineFacts, EngineGone, EngineStats, Turn
 from worker.engine_wire import Abort, Add, Answer, Assignment, Call, Failed, Ready, Report, Stop, Unpacker, pack

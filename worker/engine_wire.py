@@ -12,7 +12,8 @@ from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import Any, Literal
 
-from engine.request import Capacity, Completion, Freeable, Progress, Request, RequestOutput, TextDelta
+from engine.capacity import Capacity, Freeable
+from engine.request import Completion, Progress, Request, RequestOutput, TextDelta
 from worker.engine_build import EnginePlan
 from worker.engine_port import Engine, EngineFacts, EngineStats, Turn
 from worker.timings import Timings

@@ -18,13 +18,12 @@ from typing import Any
 
 import numpy as np
 
+from engine.capacity import Capacity, Freeable
 from engine.errors import EmptyPrompt, GrammarsUnavailable, PromptTooLong
 from engine.request import (
     NO_PROGRESS,
-    Capacity,
     Completion,
     FinishReason,
-    Freeable,
     Progress,
     Request,
     RequestOutput,

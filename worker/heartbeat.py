@@ -5,7 +5,7 @@ import socket
 import time
 from collections.abc import Callable
 
-from engine.request import Capacity
+from engine.capacity import Capacity
 from worker.engine_port import EngineStats
 
 

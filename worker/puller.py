@@ -10,7 +10,7 @@ first to go back on a drain.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.request import Capacity
+from engine.capacity import Capacity
 from pagemill.messages import Room
 from pagemill.schema import LANES, Lane
 

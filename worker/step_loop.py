@@ -12,8 +12,9 @@ from typing import Protocol
 
 import structlog
 
+from engine.capacity import Capacity
 from engine.errors import RequestError
-from engine.request import Capacity, Request, RequestOutput
+from engine.request import Request, RequestOutput
 from worker.engine_port import Engine, EngineStats, Turn
 from worker.metering import Meter
 from worker.timings import Stopwatch, Timings

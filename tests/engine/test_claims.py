@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from engine.block_manager import BlockManager
+from engine.capacity import Freeable
 from engine.claims import Claims
 from engine.entries import Entry, Queue
 from engine.policy import Headroom
-from engine.request import Freeable, Request, Sequence
+from engine.request import Request, Sequence
 from engine.running import Running
 from engine.sampling_params import SamplingParams
 from tests.support.planning import add, make_scheduler, make_turns

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TypeVar
 
-from engine.request import Capacity, Request, RequestOutput
+from engine.capacity import Capacity
+from engine.request import Request, RequestOutput
 from worker.engine_port import Engine, EngineFacts, EngineGone, EngineStats, Turn
 from worker.futures import settle
 from worker.step_loop import Command, StepLoop

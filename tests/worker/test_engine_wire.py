@@ -7,8 +7,9 @@ from functools import partial
 import numpy as np
 import pytest
 
+from engine.capacity import Freeable
 from engine.errors import PromptTooLong
-from engine.request import Completion, FinishReason, Freeable, Progress, Request, RequestOutput, TextDelta, TokenLogprob
+from engine.request import Completion, FinishReason, Progress, Request, RequestOutput, TextDelta, TokenLogprob
 from engine.sampling_params import SamplingParams
 from worker.engine_child import Port
 from worker.engine_port import Turn

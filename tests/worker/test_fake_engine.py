@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import tokenizers
 
+from engine.capacity import Freeable
 from engine.errors import EmptyPrompt, PromptTooLong
-from engine.request import FinishReason, Freeable, Progress, Request, RequestOutput
+from engine.request import FinishReason, Progress, Request, RequestOutput
 from engine.sampling_params import SamplingParams
 from worker.fake_engine import ByteTokenizer, FakeEngine
 

@@ -2,7 +2,7 @@
 
 from itertools import pairwise, product
 
-from engine.request import Capacity, Freeable
+from engine.capacity import Capacity, Freeable
 from pagemill.messages import Room
 from worker.puller import MAX_PULL, NO_ROOM, Ask, LookAhead, Transit, decide, default_look_ahead
 
