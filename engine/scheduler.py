@@ -386,9 +386,8 @@ class Scheduler:
             passes = index > 0 and entry.priority > queue[0].priority
             if passes or entry.priority > priority or entry.priority >= plan.closed or entry.gate > self._completed:
                 break
-            if not running.has_free_slot and running.entries[-1].priority <= entry.priority:
-                break
-            if not self._policy.may_start(entry):
+            no_seat = not running.has_free_slot and running.entries[-1].priority <= entry.priority
+            if no_seat or not self._policy.may_start(entry):
                 break
             matched = blocks.match_prefix(entry.sequence)
             if blocks.is_being_computed(entry.sequence, matched):
