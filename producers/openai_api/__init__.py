@@ -1,0 +1,1 @@
+"""OpenAI's wire format: requests into jobs, results into responses; knows no web server."""
