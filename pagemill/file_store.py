@@ -78,7 +78,7 @@ class FileStore:
     def _walk(self, folder: Path, prefix: str) -> Iterator[ObjectEntry]:
         with os.scandir(folder) as found:
             entries = [(f"{one.name}/" if one.is_dir(follow_symlinks=False) else one.name, one) for one in found]
-        # a folder sorts with its slash, so that names come in the order of their bytes, as in a bucket
+        # a folder sorts with its slash, so that names come in the order of their bytes, as in most buckets
         for sort_name, entry in sorted(entries, key=lambda pair: os.fsencode(pair[0])):
             path = folder / entry.name
             name = path.relative_to(self.root).as_posix()

@@ -1,17 +1,13 @@
 """A bucket of any S3-compatible store, below one prefix."""
 
-import contextlib
 from collections.abc import Iterator
-from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
-from pagemill.errors import ObjectNotFound, ObjectStoreError, StoreAway
-from pagemill.objects import ObjectEntry, ObjectStat, ObjectWriter
-
-_MISSING = frozenset({"NoSuchKey", "NoSuchBucket", "404", "NotFound"})
-
-# what a store says, besides statuses from 500 on, when it has too much to do
-_OVERLOADED = frozenset({"SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded", "RequestTimeout"})
+from pagemill.errors import ObjectNotFound, ObjectStoreError
+from pagemill.objects import ObjectEntry, ObjectStat
+from pagemill.s3_calls import S3Calls, s3_errors
+from pagemill.s3_range import S3Range
+from pagemill.s3_writer import S3Writer
 
 
 class S3Store:
@@ -20,112 +16,70 @@ class S3Store:
     def __init__(self, bucket: str, prefix: str, endpoint: str | None = None, region: str | None = None) -> None:
         self.bucket = bucket
         self.prefix = f"{prefix}/" if prefix else ""
-        self._endpoint = endpoint
-        self._region = region
-        self._made: Any = None
+        self._calls = S3Calls(endpoint, region)
 
     def __repr__(self) -> str:
         return f"S3Store(s3://{self.bucket}/{self.prefix})"
 
+    def url(self, name: str) -> str:
+        return f"s3://{self.bucket}/{quote(self.prefix + name)}"
+
     def put(self, name: str, data: bytes) -> str:
-        key = self.prefix + name
-        with _s3_errors(f"write s3://{self.bucket}/{key}"):
-            self._client.put_object(Bucket=self.bucket, Key=key, Body=data)
-        return f"s3://{self.bucket}/{quote(key)}"
+        with s3_errors(f"write {self.url(name)}"):
+            self._calls.send("put_object", Bucket=self.bucket, Key=self.prefix + name, Body=data)
+        return self.url(name)
+
+    def put_if_absent(self, name: str, data: bytes) -> str:
+        with s3_errors(f"write {self.url(name)}"):
+            self._calls.send_if_absent("put_object", Bucket=self.bucket, Key=self.prefix + name, Body=data)
+        return self.url(name)
+
+    def open_writer(self, name: str, *, if_absent: bool = False) -> S3Writer:
+        return S3Writer(self._calls, self.bucket, self.prefix + name, self.url(name), if_absent=if_absent)
 
     def get(self, url: str) -> bytes:
-        key = self._key(url)
-        with _s3_errors(f"read {url}"):
-            data: bytes = self._client.get_object(Bucket=self.bucket, Key=key)["Body"].read()
+        place = self._place(url)
+        with s3_errors(f"read {url}"):
+            data: bytes = self._calls.send("get_object", **place)["Body"].read()
         return data
 
-    def get_range(self, url: str, start: int, length: int) -> bytes:
-        if length <= 0:
-            return b""
-        key = self._key(url)
-        with _s3_errors(f"read {url}"):
-            try:
-                window = f"bytes={start}-{start + length - 1}"
-                data: bytes = self._client.get_object(Bucket=self.bucket, Key=key, Range=window)["Body"].read()
-            except self._client.exceptions.ClientError as error:
-                if _code(error) in ("InvalidRange", "416"):
-                    return b""
-                raise
-        return data
+    def get_range(self, url: str, start: int, length: int, etag: str | None = None) -> bytes:
+        with s3_errors(f"read {url}"):
+            return S3Range(self._calls, self._place(url), start, length, etag).read()
+
+    def stat(self, url: str) -> ObjectStat:
+        place = self._place(url)
+        with s3_errors(f"look for {url}"):
+            answer = self._calls.send("head_object", **place)
+        return ObjectStat(int(answer["ContentLength"]), str(answer["ETag"]))
+
+    def list(self, prefix: str = "") -> Iterator[ObjectEntry]:
+        more: dict[str, str] = {}
+        while True:
+            with s3_errors(f"list s3://{self.bucket}/{self.prefix}{prefix}"):
+                page = self._calls.send("list_objects_v2", Bucket=self.bucket, Prefix=self.prefix + prefix, **more)
+            for found in page.get("Contents", ()):
+                name = str(found["Key"])[len(self.prefix) :]
+                yield ObjectEntry(name, self.url(name), int(found["Size"]), str(found["ETag"]))
+            if not page.get("IsTruncated"):
+                return
+            more = {"ContinuationToken": page["NextContinuationToken"]}
 
     def exists(self, url: str) -> bool:
-        key = self._key(url)
         try:
-            with _s3_errors(f"look for {url}"):
-                self._client.head_object(Bucket=self.bucket, Key=key)
+            self.stat(url)
         except ObjectNotFound:
             return False
         return True
 
     def delete(self, url: str) -> None:
-        key = self._key(url)
-        with _s3_errors(f"delete {url}"):
-            self._client.delete_object(Bucket=self.bucket, Key=key)
+        place = self._place(url)
+        with s3_errors(f"delete {url}"):
+            self._calls.send("delete_object", **place)
 
-    def _key(self, url: str) -> str:
+    def _place(self, url: str) -> dict[str, str]:
         parts = urlsplit(url)
         key = unquote(parts.path.lstrip("/"))
         if parts.scheme != "s3" or parts.netloc != self.bucket or not key.startswith(self.prefix):
             raise ObjectStoreError(f"the object {url!r} is not in {self}")
-        return key
-
-    @property
-    def _client(self) -> Any:
-        if self._made is None:
-            self._made = _s3_client(self._endpoint, self._region)
-        return self._made
-
-
-def _s3_client(endpoint: str | None, region: str | None) -> Any:
-    # 80 ms of imports that a store in a folder need not pay
-    import boto3
-    from botocore.config import Config
-
-    options: dict[str, Any] = {}
-    if endpoint:
-        options["s3"] = {"addressing_style": "path"}
-        # boto3's checksum trailers break many stores that are not AWS (boto3#4392)
-        options["request_checksum_calculation"] = "when_required"
-        options["response_checksum_validation"] = "when_required"
-    config = Config(
-        retries={"mode": "adaptive", "max_attempts": 10},
-        max_pool_connections=32,
-        connect_timeout=5,
-        read_timeout=60,
-        tcp_keepalive=True,
-        **options,
-    )
-    # a session of our own: the default one is not safe to make clients from in threads
-    return boto3.session.Session().client("s3", endpoint_url=endpoint, region_name=region, config=config)
-
-
-@contextlib.contextmanager
-def _s3_errors(action: str) -> Any:
-    from botocore import exceptions as errors
-
-    out_of_reach = (errors.ConnectionError, errors.HTTPClientError, errors.IncompleteReadError, OSError)
-    try:
-        yield
-    except errors.ClientError as error:
-        raise _kind_of_answer(error)(f"cannot {action}: {error}") from error
-    except out_of_reach as error:
-        raise StoreAway(f"cannot {action}: {error}") from error
-    except errors.BotoCoreError as error:
-        # no credentials, a setting that is wrong
-        raise ObjectStoreError(f"cannot {action}: {error}") from error
-
-
-def _kind_of_answer(error: Any) -> type[ObjectStoreError]:
-    status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-    if _code(error) in _MISSING:
-        return ObjectNotFound
-    return StoreAway if status >= 500 or _code(error) in _OVERLOADED else ObjectStoreError
-
-
-def _code(error: Any) -> str:
-    return str(error.response.get("Error", {}).get("Code", ""))
+        return {"Bucket": self.bucket, "Key": key}

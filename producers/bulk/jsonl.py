@@ -7,8 +7,9 @@ from typing import Any, NoReturn
 from pagemill.object_store import ObjectStore
 from pagemill.objects import ObjectEntry
 from producers.bulk.columns import Columns, Item, fault
+from producers.bulk.forward import ForwardReader
 from producers.bulk.lines import LineSplitter, LongLine
-from producers.bulk.windows import windows
+from producers.bulk.windows import unpacked, windows
 
 _BOM = b"\xef\xbb\xbf"
 
@@ -20,12 +21,48 @@ class JsonlReader:
         self._store = store
         self._columns = columns
 
-    def rows(
-        self, entry: ObjectEntry, first_row: int, start: int = 0, end: int | None = None
-    ) -> Iterator[tuple[Item, int]]:
-        """Each row with the offset of the byte behind it."""
-        data = windows(self._store, entry.url, entry.etag, start, entry.size if end is None else end)
+    def scan(self, entry: ObjectEntry, first_row: int) -> Iterator[tuple[str | None, int]]:
+        """The id of each row, and the offset of the byte behind it."""
+        return ((item.custom_id, end) for item, end in self.rows(entry, first_row, 0, entry.size))
+
+    def rows(self, entry: ObjectEntry, first_row: int, start: int, end: int) -> Iterator[tuple[Item, int]]:
+        """Each row from byte `start` to byte `end`."""
+        data = windows(self._store, entry.url, entry.etag, start, end)
         return rows_of(data, self._columns, first_row, start)
+
+
+class PackedJsonlReader:
+    """
+    Reads JSON lines of a gzip or Zstandard stream; offsets count what is unpacked.
+
+    Such a stream has no places to enter it: chunks read in order cost one way through it, another order costs more.
+    """
+
+    def __init__(self, store: ObjectStore, columns: Columns, packing: str) -> None:
+        self._store = store
+        self._columns = columns
+        self._packing = packing
+        self._forward = ForwardReader(self._open)
+        self.rows = self._forward.rows
+
+    def scan(self, entry: ObjectEntry, first_row: int) -> Iterator[tuple[str | None, int]]:
+        """The id of each row, and the offset of the byte behind it."""
+        return ((item.custom_id, end) for item, end in self._open(entry, first_row, 0))
+
+    def _open(self, entry: ObjectEntry, first_row: int, start: int) -> Iterator[tuple[Item, int]]:
+        # the size that a plan's piece has is of what it unpacks to
+        size = self._store.stat(entry.url).size
+        packed = windows(self._store, entry.url, entry.etag, 0, size)
+        data = _behind(unpacked(packed, self._packing, entry.url), start)
+        return rows_of(data, self._columns, first_row, start)
+
+
+def _behind(data: Iterable[bytes], start: int) -> Iterator[bytes]:
+    """Leave out the first `start` bytes."""
+    for window in data:
+        if start < len(window):
+            yield window[start:]
+        start = max(start - len(window), 0)
 
 
 def rows_of(data: Iterable[bytes], columns: Columns, first_row: int, start: int) -> Iterator[tuple[Item, int]]:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -26,9 +26,9 @@ class Location:
     store: ObjectStore
     path: str
 
-    def objects(self) -> Iterator[tuple[str, ObjectEntry]]:
+    def objects(self) -> Iterator[ObjectEntry]:
         """
-        Each object with its name below the folder, in the order of the names' bytes.
+        Each object with its name below the folder, always in the same order.
 
         Left out are those of which a part of the name begins with "." or "_": marks and leavings of other programs.
 
@@ -36,13 +36,13 @@ class Location:
             SourceError: there is none.
         """
         found = False
-        for name, entry in self._objects():
+        for entry in self._objects():
             found = True
-            yield name, entry
+            yield entry
         if not found:
             raise SourceError(f"no object is called {self.path!r} or lies below it in {self.store}")
 
-    def _objects(self) -> Iterator[tuple[str, ObjectEntry]]:
+    def _objects(self) -> Iterator[ObjectEntry]:
         if _MAGIC.search(self.path):
             fixed = _MAGIC.split(self.path, maxsplit=1)[0]
             yield from self._below(fixed.rpartition("/")[0], fixed, _pattern(self.path))
@@ -51,20 +51,20 @@ class Location:
             if self.path and not self.path.endswith("/"):
                 url = self.store.url(self.path)
                 stat = self.store.stat(url)
-                yield self.path.rpartition("/")[2], ObjectEntry(self.path, url, stat.size, stat.etag)
+                yield ObjectEntry(_shown(self.path.rpartition("/")[2]), url, stat.size, stat.etag)
                 return
         except ObjectNotFound:
             pass
         folder = self.path.rstrip("/")
         yield from self._below(folder, f"{folder}/" if folder else "", re.compile(""))
 
-    def _below(self, folder: str, prefix: str, pattern: re.Pattern[str]) -> Iterator[tuple[str, ObjectEntry]]:
+    def _below(self, folder: str, prefix: str, pattern: re.Pattern[str]) -> Iterator[ObjectEntry]:
         for entry in self.store.list(prefix):
             name = entry.name[len(folder) + 1 if folder else 0 :]
             marks = any(part.startswith((".", "_")) for part in name.split("/"))
             # a bucket's folders may be objects of no bytes
             if not marks and not entry.name.endswith("/") and pattern.match(entry.name):
-                yield name, entry
+                yield replace(entry, name=_shown(name))
 
 
 def locate(url: str) -> Location:
@@ -109,6 +109,11 @@ def _local(path: str) -> Location:
         root = Path(_MAGIC.split(path, maxsplit=1)[0].rpartition("/")[0] or "/")
     inside = path.removeprefix(str(root)).lstrip("/")
     return Location(open_store(root.as_uri()), inside)
+
+
+def _shown(name: str) -> str:
+    # a file's name may be no text, and a plan is
+    return name.encode(errors="backslashreplace").decode()
 
 
 def _pattern(path: str) -> re.Pattern[str]:

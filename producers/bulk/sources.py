@@ -1,18 +1,22 @@
 """Read any number of documents: planned once as a stream, then any chunk of them alone."""
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from hashlib import sha256
+from pathlib import PurePosixPath
 from typing import Protocol
 
+from pagemill.errors import SettingsError
 from pagemill.objects import ObjectEntry
 from producers.bulk.chunks import Chunk, Piece
 from producers.bulk.columns import Columns, Item
 from producers.bulk.duplicates import DuplicateFinder
 from producers.bulk.io_errors import SourceError
-from producers.bulk.jsonl import JsonlReader
+from producers.bulk.jsonl import JsonlReader, PackedJsonlReader
 from producers.bulk.locations import Location, locate
+from producers.bulk.parquet import ParquetReader
 from producers.bulk.rows import RowFault
+from producers.bulk.texts import TextReader
 
 MAX_LINE_BYTES = 4 * 1024 * 1024
 
@@ -20,13 +24,28 @@ MAX_LINE_BYTES = 4 * 1024 * 1024
 MAX_CHUNK_BYTES = 64 * 1024 * 1024
 
 
-class RowReader(Protocol):
-    """Reads the rows of one object."""
+_FORMATS = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".jsonl.gz": "jsonl.gz",
+    ".ndjson.gz": "jsonl.gz",
+    ".jsonl.zst": "jsonl.zst",
+    ".ndjson.zst": "jsonl.zst",
+    ".parquet": "parquet",
+    ".txt": "text",
+    ".md": "text",
+}
 
-    def rows(
-        self, entry: ObjectEntry, first_row: int, start: int = 0, end: int | None = None
-    ) -> Iterator[tuple[Item, int]]:
-        """Each row from `start` to `end`, with where it ends; what these count is the format's."""
+
+class RowReader(Protocol):
+    """Reads the rows of one object; what offsets count is the format's."""
+
+    def scan(self, entry: ObjectEntry, first_row: int) -> Iterator[tuple[str | None, int]]:
+        """The id of each row, None where it cannot be read, and where the row ends."""
+        ...
+
+    def rows(self, entry: ObjectEntry, first_row: int, start: int, end: int) -> Iterator[tuple[Item, int]]:
+        """Each row from `start` to `end`, with where it ends."""
         ...
 
 
@@ -37,6 +56,7 @@ def open_source(
     id_field: str = "custom_id",
     format: str | None = None,  # noqa: A002
     max_line_bytes: int = MAX_LINE_BYTES,
+    fields: Sequence[str] | None = None,
 ) -> "Source":
     """
     The documents at `s3://bucket/path?endpoint=...`, `file:///path` or a path of this machine.
@@ -48,11 +68,14 @@ def open_source(
         id_field: The column that names a row; text or a whole number.
         format: jsonl, jsonl.gz, jsonl.zst, parquet or text; without it the ends of the names tell.
         max_line_bytes: A longer line, or text file, is a row fault and is never held in memory.
+        fields: The other columns that are read of a Parquet table; None for all.
 
     Raises:
         SettingsError: the URL is none of these, or there is no such format.
     """
-    return Source(locate(url), Columns(text_field, id_field, max_line_bytes), format)
+    if format is not None and format not in _FORMATS.values():
+        raise SettingsError(f"the format is {format!r}: want one of {', '.join(sorted(set(_FORMATS.values())))}")
+    return Source(locate(url), Columns(text_field, id_field, max_line_bytes), format, fields)
 
 
 class Source:
@@ -63,11 +86,20 @@ class Source:
     ObjectChanged.
     """
 
-    def __init__(self, location: Location, columns: Columns, format_name: str | None = None) -> None:
+    def __init__(
+        self, location: Location, columns: Columns, format_name: str | None, fields: Sequence[str] | None
+    ) -> None:
         self._location = location
         self._columns = columns
         self._format = format_name
-        self._readers: dict[str, RowReader] = {"jsonl": JsonlReader(location.store, columns)}
+        self._fields = fields
+        self._readers: dict[str, RowReader] = {
+            "jsonl": JsonlReader(location.store, columns),
+            "jsonl.gz": PackedJsonlReader(location.store, columns, "gz"),
+            "jsonl.zst": PackedJsonlReader(location.store, columns, "zst"),
+            "parquet": ParquetReader(location.store, columns, fields),
+            "text": TextReader(location.store, columns),
+        }
 
     def fingerprint(self) -> str:
         """
@@ -76,9 +108,9 @@ class Source:
         Raises:
             SourceError: there is no such object.
         """
-        digest = sha256(repr((self._columns, self._format)).encode())
-        for name, entry in self._location.objects():
-            digest.update(repr((name, entry.size, entry.etag)).encode())
+        digest = sha256(repr((self._columns, self._format, self._fields)).encode())
+        for entry in self._location.objects():
+            digest.update(repr((entry.name, entry.size, entry.etag)).encode())
         return digest.hexdigest()
 
     def chunks(self, rows_per_chunk: int) -> Iterator[Chunk]:
@@ -116,37 +148,55 @@ class Source:
         row = chunk.first_row
         for piece in chunk.pieces:
             entry = ObjectEntry(piece.name, piece.url, piece.end, piece.etag)
-            for item, _ in self._reader(piece.format).rows(entry, row, piece.start, piece.end):
+            for item, _ in self._readers[piece.format].rows(entry, row, piece.start, piece.end):
                 yield _duplicate(item) if item.row in duplicates else item
             row += piece.num_rows
 
     def _plan(self, rows_per_chunk: int, ids: DuplicateFinder) -> Iterator[Chunk]:
         draft = _Draft(0, 0)
-        for name, entry in self._location.objects():
-            kind = self._format_of(name)
+        row = 0
+        for entry, kind in self._objects():
             start = end = num_rows = 0
-            for item, end in self._reader(kind).rows(entry, draft.first_row + draft.num_rows):
-                if item.custom_id is not None:
-                    ids.add(item.custom_id, item.row)
+            for custom_id, end in self._readers[kind].scan(entry, row):
+                if custom_id is not None:
+                    ids.add(custom_id, row)
+                row += 1
                 num_rows += 1
                 if draft.num_rows + num_rows == rows_per_chunk or draft.size_bytes + end - start >= MAX_CHUNK_BYTES:
-                    draft.add(entry, name, kind, start, end, num_rows)
+                    draft.add(entry, kind, start, end, num_rows)
                     yield draft.chunk()
-                    draft = draft.next()
+                    draft = _Draft(draft.index + 1, row)
                     start, num_rows = end, 0
             if num_rows:
-                draft.add(entry, name, kind, start, end, num_rows)
+                draft.add(entry, kind, start, end, num_rows)
         if draft.num_rows:
             yield draft.chunk()
 
-    def _format_of(self, name: str) -> str:
-        return self._format or "jsonl"
+    def _objects(self) -> Iterator[tuple[ObjectEntry, str]]:
+        """Each object with its format."""
+        kinds: set[str] = set()
+        for entry in self._location.objects():
+            kind = self._format or format_of(entry)
+            kinds.add(kind)
+            if len(kinds) > 1 and "text" in kinds:
+                others = ", ".join(sorted(kinds - {"text"}))
+                raise SourceError(f"{entry.url}: text files and {others} lie together: name one kind by a pattern")
+            yield entry, kind
 
-    def _reader(self, name: str) -> RowReader:
-        try:
-            return self._readers[name]
-        except KeyError:
-            raise SourceError(f"no format is called {name!r}") from None
+
+def format_of(entry: ObjectEntry) -> str:
+    """
+    The format that an object's name tells.
+
+    Raises:
+        SourceError: it tells none.
+    """
+    for end in ("".join(PurePosixPath(entry.name).suffixes[-2:]), PurePosixPath(entry.name).suffix):
+        if end.lower() in _FORMATS:
+            return _FORMATS[end.lower()]
+    raise SourceError(
+        f"the format of {entry.url} is not known: end its name in {', '.join(_FORMATS)}, or name a format"
+    )
 
 
 class _Draft:
@@ -159,9 +209,9 @@ class _Draft:
         self.size_bytes = 0
         self._pieces: list[Piece] = []
 
-    def add(self, entry: ObjectEntry, name: str, kind: str, start: int, end: int, num_rows: int) -> None:
+    def add(self, entry: ObjectEntry, kind: str, start: int, end: int, num_rows: int) -> None:
         self._pieces.append(
-            Piece(url=entry.url, etag=entry.etag, name=name, format=kind, start=start, end=end, num_rows=num_rows)
+            Piece(url=entry.url, etag=entry.etag, name=entry.name, format=kind, start=start, end=end, num_rows=num_rows)
         )
         self.num_rows += num_rows
         self.size_bytes += end - start
@@ -174,9 +224,6 @@ class _Draft:
             size_bytes=self.size_bytes,
             pieces=tuple(self._pieces),
         )
-
-    def next(self) -> "_Draft":
-        return _Draft(self.index + 1, self.first_row + self.num_rows)
 
 
 def _duplicate(item: Item) -> RowFault:

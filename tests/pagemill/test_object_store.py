@@ -117,7 +117,7 @@ def bucket_with(monkeypatch: pytest.MonkeyPatch, endpoint: str | None = None) ->
     """A bucket whose client asks once, and gives the answers that are put into the stubber."""
     session = boto3.session.Session("key", "secret", region_name="us-east-1")
     client = session.client("s3", endpoint_url=endpoint, config=Config(retries={"max_attempts": 0}, connect_timeout=1))
-    monkeypatch.setattr("pagemill.object_store._s3_client", lambda *_: client)
+    monkeypatch.setattr("pagemill.s3_calls._s3_client", lambda *_: client)
     return S3Store("bucket", ""), Stubber(client)
 
 
