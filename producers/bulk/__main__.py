@@ -31,8 +31,8 @@ from producers.bulk.locations import open_folder
 from producers.bulk.manifest import read_manifest
 from producers.bulk.planner import find_or_make, with_template
 from producers.bulk.report import Summary, lines, summarise
-from producers.bulk.runner import Counts
 from producers.bulk.spec import BulkSpec, assign, merge, read_file, read_section
+from producers.bulk.work import Counts
 from producers.progress import Display, Meter, Moment, display_for
 
 # flags that are fields of the spec by the same name, and what they say in the help

@@ -37,10 +37,11 @@ from producers.bulk.planner import (
 )
 from producers.bulk.report import Summary, details_of, summarise
 from producers.bulk.rows import Document, OutputRow, RowFault
-from producers.bulk.runner import Counts, Kept, Limits, Runner
+from producers.bulk.runner import Runner
 from producers.bulk.shards import Shard, list_shards, read_shard, shard_name, write_shard
 from producers.bulk.spec import BulkSpec
 from producers.bulk.tasks import BulkTask
+from producers.bulk.work import Counts, Kept, Limits
 
 BulkRunner = Runner[Chunk, OutputRow]
 

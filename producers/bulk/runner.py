@@ -19,10 +19,9 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from pagemill.client import Client
 from pagemill.errors import (
@@ -39,13 +38,10 @@ from pagemill.gathering import Gathered, Gathering
 from pagemill.messages import Accepted
 from pagemill.schema import Failure, Job, Result, ResultStatus
 from producers.bulk.rows import Document, RowFault
+from producers.bulk.work import Counts, Kept, Limits, OpenChunk, Step, Task, Work
 
 C = TypeVar("C")
 R = TypeVar("R")
-R_co = TypeVar("R_co", covariant=True)
-
-# jobs of a document level after level, and in the end its row
-Work = Generator[Sequence[Job], Sequence[Result], R]
 
 # jobs submitted in one go
 SLICE = 256
@@ -59,73 +55,6 @@ WRITERS = 4
 
 # a server or store that is away for longer ends the run
 AWAY_S = 600.0
-
-
-@dataclass(frozen=True, slots=True)
-class Kept(Generic[R]):
-    """A row that has its answer from an earlier run."""
-
-    row: R
-
-
-class Task(Protocol[R_co]):
-    def work(self, document: Document) -> Generator[Sequence[Job], Sequence[Result], R_co]: ...
-
-    def fault(self, fault: RowFault) -> R_co: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """
-    What may be in the queue at a time.
-
-    Args:
-        tokens: Estimated ones; one job that has more by itself is let through alone.
-        deadline: Time of the wall clock after which nothing is submitted any more.
-    """
-
-    jobs: int = 2048
-    tokens: int = 4_000_000
-    deadline: float | None = None
-
-
-@dataclass(slots=True)
-class Counts:
-    """How far a run is; tokens are those of answers that came in this run."""
-
-    rows: int = 0
-    chunks: int = 0
-    jobs: int = 0
-    resubmitted: int = 0
-    completion_tokens: int = 0
-    in_flight: int = 0
-    busy: bool = False
-
-
-@dataclass(slots=True)
-class _Open(Generic[C, R]):
-    """A chunk whose rows are not all there."""
-
-    chunk: C
-    rows: list[R | None] = field(default_factory=list)
-    num_missing: int = 0
-    read_all: bool = False
-    job_ids: list[str] = field(default_factory=list)
-
-    @property
-    def complete(self) -> bool:
-        return self.read_all and self.num_missing == 0
-
-
-@dataclass(slots=True)
-class _Step(Generic[C, R]):
-    """The jobs of a document that were yielded together, and those of them that have ended."""
-
-    work: Work[R]
-    home: _Open[C, R]
-    place: int
-    job_ids: list[str]
-    results: dict[str, Result] = field(default_factory=dict)
 
 
 class Runner(Generic[C, R]):
@@ -146,28 +75,30 @@ class Runner(Generic[C, R]):
         write: Callable[[C, list[R]], object],
         *,
         model: str | None = None,
-        limits: Limits = Limits(),
+        limits: Limits | None = None,
         reopen: Callable[[], object] = lambda: None,
         end_late: Callable[[], object] = lambda: None,
         on_turn: Callable[[Counts], object] = lambda _: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._client, self._task, self._read, self._write = client, task, read, write
-        self._model, self._limits = model, limits
+        self._model, self._limits = model, limits or Limits()
         self._reopen, self._end_late, self._on_turn, self._clock = reopen, end_late, on_turn, clock
         self._stopping = threading.Event()
 
         # all the mutable state there is
         self.counts = Counts()
-        self._open: list[_Open[C, R]] = []
-        self._source: Iterator[tuple[_Open[C, R], Document | RowFault | Kept[R]]] = iter(())
+        self._open: list[OpenChunk[C, R]] = []
+        self._source: Iterator[tuple[OpenChunk[C, R], Document | RowFault | Kept[R]]] = iter(())
         self._pending: deque[Job] = deque()
-        self._steps: dict[str, _Step[C, R]] = {}
+        self._steps: dict[str, Step[C, R]] = {}
         self._sent: dict[str, Job] = {}
         self._tokens = 0
         # so many are sent one by one, for one of them was refused
         self._num_alone = 0
+        self._slice = SLICE
         self._busy_until = 0.0
+        self._sent_when_busy = 0
         self._away_since: float | None = None
         self._late = False
         self._writes: set[Future[None]] = set()
@@ -216,9 +147,9 @@ class Runner(Generic[C, R]):
 
     # reading
 
-    def _items(self, chunks: Iterator[C]) -> Iterator[tuple[_Open[C, R], Document | RowFault | Kept[R]]]:
+    def _items(self, chunks: Iterator[C]) -> Iterator[tuple[OpenChunk[C, R], Document | RowFault | Kept[R]]]:
         for chunk in chunks:
-            opened: _Open[C, R] = _Open(chunk)
+            opened: OpenChunk[C, R] = OpenChunk(chunk)
             self._open.append(opened)
             for item in self._read(chunk):
                 yield opened, item
@@ -240,7 +171,7 @@ class Runner(Generic[C, R]):
     def _has_room(self) -> bool:
         return len(self._sent) < self._limits.jobs and (self._tokens < self._limits.tokens or not self._sent)
 
-    def _begin(self, home: _Open[C, R], item: Document | RowFault | Kept[R]) -> None:
+    def _begin(self, home: OpenChunk[C, R], item: Document | RowFault | Kept[R]) -> None:
         place = len(home.rows)
         home.rows.append(None)
         home.num_missing += 1
@@ -251,13 +182,13 @@ class Runner(Generic[C, R]):
         else:
             self._advance(self._task.work(item), home, place, None)
 
-    def _advance(self, work: Work[R], home: _Open[C, R], place: int, results: Sequence[Result] | None) -> None:
+    def _advance(self, work: Work[R], home: OpenChunk[C, R], place: int, results: Sequence[Result] | None) -> None:
         try:
             jobs = next(work) if results is None else work.send(results)
         except StopIteration as end:
             self._put(home, place, end.value)
             return
-        step = _Step(work, home, place, [job.id for job in jobs])
+        step = Step(work, home, place, [job.id for job in jobs])
         home.job_ids += step.job_ids
         for job in jobs:
             assert job.id not in self._steps, f"two jobs have the id {job.id}"
@@ -268,7 +199,7 @@ class Runner(Generic[C, R]):
         else:
             self._pending.extendleft(reversed(jobs))
 
-    def _put(self, home: _Open[C, R], place: int, row: R) -> None:
+    def _put(self, home: OpenChunk[C, R], place: int, row: R) -> None:
         home.rows[place] = row
         home.num_missing -= 1
         self.counts.rows += 1
@@ -279,14 +210,16 @@ class Runner(Generic[C, R]):
         """Send what waits, as much as the limits and the queue allow."""
         if self._limits.deadline is not None and self._clock() >= self._limits.deadline:
             self._expire()
+        if self._sent_when_busy and 2 * len(self._sent) <= self._sent_when_busy:
+            # the server's guess was of when others would make room, and ours have
+            self._busy_until, self._sent_when_busy = 0.0, 0
         while self._pending and self._has_room() and time.monotonic() >= self._busy_until and not self.stopped:
             jobs = self._next_jobs()
             try:
                 accepted = self._client.submit_many(jobs)
             except Busy as error:
                 self._pending.extendleft(reversed(jobs))
-                # not all producers at once
-                self._busy_until = time.monotonic() + error.retry_after_s * random.uniform(1.0, 1.25)
+                self._heed(error, len(jobs))
             except BatchNotFound:
                 self._pending.extendleft(reversed(jobs))
                 self._reopen()
@@ -296,6 +229,7 @@ class Runner(Generic[C, R]):
                 self._pending.extendleft(reversed(jobs))
                 raise
             else:
+                self._slice = min(SLICE, 2 * self._slice)
                 self._note(jobs, accepted)
                 gathering.add(accepted)
 
@@ -304,13 +238,22 @@ class Runner(Generic[C, R]):
         if self._num_alone:
             self._num_alone -= 1
             return jobs
-        most, tokens = min(SLICE, self._limits.jobs - len(self._sent)), self._tokens + jobs[0].estimated_tokens()
+        most, tokens = min(self._slice, self._limits.jobs - len(self._sent)), self._tokens + jobs[0].estimated_tokens()
         while self._pending and len(jobs) < most:
             tokens += self._pending[0].estimated_tokens()
             if tokens > self._limits.tokens:
                 break
             jobs.append(self._pending.popleft())
         return jobs
+
+    def _heed(self, error: Busy, num_jobs: int) -> None:
+        """The queue is full: try with fewer, and where even one is too many, wait as it says."""
+        # some of them may have been taken: a repeated submit finds them
+        self._slice = max(1, num_jobs // 2)
+        if num_jobs == 1:
+            # not all producers at once
+            self._busy_until = time.monotonic() + error.retry_after_s * random.uniform(1.0, 1.25)
+            self._sent_when_busy = len(self._sent)
 
     def _refused(self, jobs: Sequence[Job], error: InvalidJob | Conflict) -> None:
         if len(jobs) > 1:
@@ -379,7 +322,7 @@ class Runner(Generic[C, R]):
             future.result()
             self.counts.chunks += 1
 
-    def _write_down(self, opened: _Open[C, R]) -> None:
+    def _write_down(self, opened: OpenChunk[C, R]) -> None:
         rows = [row for row in opened.rows if row is not None]
         self._write(opened.chunk, rows)
         try:

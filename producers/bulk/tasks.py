@@ -13,9 +13,9 @@ from producers.bulk.errors import SpecError
 from producers.bulk.map_reduce import Plan, TooLong, levels
 from producers.bulk.prompts import NEEDS, Place, Prompter, TemplateFailed, read_template
 from producers.bulk.rows import Document, OutputRow, RowError, RowFault, RowUsage
-from producers.bulk.runner import Work
 from producers.bulk.spec import BulkSpec
 from producers.bulk.split import Counter
+from producers.bulk.work import Work
 
 _FENCE = re.compile(r"^```\w*\s*\n(.*)\n```$", re.DOTALL)
 
@@ -128,7 +128,7 @@ class BulkTask:
         last = ends[-1]
         if last.status != "done":
             return self._failed(document, *_why(last), spent, last.status, last.text or None)
-        text = "\n\n".join(result.text.strip() for result in ends)
+        text = last.text if len(ends) == 1 else "\n\n".join(result.text.strip() for result in ends)
         reasons = [result.completions[0].finish_reason for result in ends if result.completions]
         row = OutputRow(
             custom_id=document.custom_id,
