@@ -26,7 +26,7 @@ from pagemill.client import Client
 from pagemill.errors import PagemillError, SettingsError
 from producers.batch_file.errors import BatchFileError, Interrupted
 from producers.batch_file.local import Summary, errors_beside, run_file, spool
-from producers.batch_file.plan import Order
+from producers.batch_file.plan import ROWS_PER_CHUNK, Order
 from producers.batch_file.work import BatchFile, Progress
 from producers.bulk.errors import BulkError
 from producers.bulk.io_errors import SourceError
@@ -64,6 +64,7 @@ def _run(options: argparse.Namespace) -> int:
             endpoint=options.endpoint,
             tenant=options.tenant,
             deadline=options.deadline.timestamp() if options.deadline else None,
+            rows_per_chunk=options.rows_per_chunk,
             max_jobs=options.max_jobs,
             max_tokens=options.max_tokens,
         )
@@ -143,6 +144,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     run.add_argument(
         "--deadline", type=_instant, help="what has no answer by then gets none: 2026-12-01T06:00:00+01:00"
     )
+    run.add_argument("--rows-per-chunk", type=int, default=ROWS_PER_CHUNK, help="lines that are kept together (256)")
     run.add_argument("--max-jobs", type=int, default=2048, help="most jobs in the queue at a time (2048)")
     run.add_argument("--max-tokens", type=int, default=4_000_000, help="most estimated tokens of them (4,000,000)")
     run.add_argument("--json", action="store_true", help="print the summary as JSON")
