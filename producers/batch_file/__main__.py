@@ -10,6 +10,7 @@ start.
 """
 
 import argparse
+import logging
 import shutil
 import signal
 import sys
@@ -24,9 +25,13 @@ from rich.console import Console
 
 from pagemill.client import Client
 from pagemill.errors import PagemillError, SettingsError
+from pagemill.settings import ClientSettings
 from producers.batch_file.errors import BatchFileError, Interrupted
 from producers.batch_file.local import Summary, errors_beside, run_file, spool
 from producers.batch_file.plan import ROWS_PER_CHUNK, Order
+from producers.batch_file.server import BatchServer, Capacity
+from producers.batch_file.service import FOLDER
+from producers.batch_file.urls import inside
 from producers.batch_file.work import BatchFile, Progress
 from producers.bulk.errors import BulkError
 from producers.bulk.io_errors import SourceError
@@ -81,6 +86,26 @@ def _work(options: argparse.Namespace, order: Order, output: str, errors: str) -
         display = stack.enter_context(display_for(Console(stderr=True)))
         display.show(Moment(0, 0, "reading the input", unit="lines", kv_usage=None))
         return run_file(order, output, errors, client, started=_heed_signals, on_turn=_shower(display))
+
+
+def _serve(options: argparse.Namespace) -> int:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    with Client(options.redis_url, queue=options.queue, object_store=options.object_store) as client:
+        root = ClientSettings.load(strict=False, object_store=options.object_store).object_store
+        if root is None:
+            raise SettingsError("batches are kept in an object store: set PAGEMILL_OBJECT_STORE or --object-store")
+        capacity = Capacity(
+            batches=options.batches,
+            jobs=options.max_jobs,
+            tokens=options.max_tokens,
+            max_lines=options.max_lines,
+            max_bytes=options.max_mb * 1024 * 1024,
+        )
+        server = BatchServer(inside(root, FOLDER), client, capacity)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: server.stop())
+        server.run()
+    return 0
 
 
 def _shower(display: Display) -> Callable[[Progress], None]:
@@ -148,7 +173,16 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     run.add_argument("--max-jobs", type=int, default=2048, help="most jobs in the queue at a time (2048)")
     run.add_argument("--max-tokens", type=int, default=4_000_000, help="most estimated tokens of them (4,000,000)")
     run.add_argument("--json", action="store_true", help="print the summary as JSON")
-    for one in (run,):
+    serve = commands.add_parser(
+        "serve", help="run the batches of gateways", description="Run the batches that gateways take, until SIGTERM."
+    )
+    serve.set_defaults(command=_serve)
+    serve.add_argument("--batches", type=int, default=8, help="batches at a time (8)")
+    serve.add_argument("--max-jobs", type=int, default=4096, help="most jobs of all in the queue at a time (4096)")
+    serve.add_argument("--max-tokens", type=int, default=8_000_000, help="most estimated tokens of them (8,000,000)")
+    serve.add_argument("--max-lines", type=int, default=50_000, help="of an input file; more fails (50,000)")
+    serve.add_argument("--max-mb", type=int, default=200, help="of an input file, in MiB; more fails (200)")
+    for one in (run, serve):
         one.add_argument("--redis-url", help="the server, as redis://host:port/0")
         one.add_argument("--queue", help="name of the queue")
         one.add_argument("--object-store", help="where large payloads and results are")

@@ -8,20 +8,20 @@ done, `done.json` is left of it, so that the same command again says what it cam
 import tempfile
 from collections.abc import Callable
 from hashlib import sha256
-from pathlib import Path
 from typing import IO
+from urllib.parse import unquote
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from pagemill.client import Client
 from pagemill.errors import ObjectNotFound
-from pagemill.object_store import ObjectStore
+from pagemill.object_store import ObjectStore, open_store
 from producers.batch_file.errors import BatchFileError
 from producers.batch_file.plan import Order, read_plan, source_of
+from producers.batch_file.urls import beside, inside, split
 from producers.batch_file.work import BatchFile, Ended, Place, Progress
 from producers.bulk.decoders import digest_of
 from producers.bulk.lease import OutputLease
-from producers.bulk.locations import open_folder
 from producers.bulk.windows import WINDOW_BYTES
 
 DONE, INPUT = "done.json", "input.jsonl"
@@ -60,19 +60,16 @@ def place_of(url: str) -> Place:
         SettingsError: it is none of these.
         BatchFileError: it names no object, but a folder.
     """
-    path, mark, options = (url if "://" in url else Path(url).absolute().as_uri()).partition("?")
-    folder, _, name = path.rpartition("/")
-    if not name or url.endswith("/"):
+    folder, name = split(url)
+    if not name:
         raise BatchFileError(f"{url} is a folder: want the name of a file in it")
-    # a bucket's top has no slash behind its name
-    return Place(open_folder(f"{folder}{mark}{options}"), name)
+    return Place(open_store(folder), unquote(name) if folder.startswith("file:") else name)
 
 
 def errors_beside(output: str) -> str:
     """Where the error file goes that nobody has named: `out.errors.jsonl` beside `out.jsonl`."""
-    path, mark, options = output.partition("?")
-    stem = path.removesuffix(".jsonl")
-    return f"{stem}.errors.jsonl{mark}{options}"
+    path, mark, options = output.partition("?") if "://" in output else (output, "", "")
+    return f"{path.removesuffix('.jsonl')}.errors.jsonl{mark}{options}"
 
 
 def run_file(
@@ -97,7 +94,7 @@ def run_file(
         PagemillError: the queue or a store cannot be used.
     """
     place, error_place = place_of(output), place_of(errors)
-    folder = _work_folder(output)
+    folder = open_store(beside(output, ".batch"))
     with OutputLease(client, place.url) as lease:
         fingerprint = source_of(order).fingerprint()
         done = _read_done(folder)
@@ -147,7 +144,8 @@ def spool(stream: IO[bytes], output: str) -> str:
 
     The same bytes again are the same input, so that a run with them goes on.
     """
-    folder = _work_folder(output)
+    place = beside(output, ".batch")
+    folder = open_store(place)
     digest = sha256()
     with tempfile.TemporaryFile() as copy:
         while window := stream.read(WINDOW_BYTES):
@@ -155,12 +153,12 @@ def spool(stream: IO[bytes], output: str) -> str:
             copy.write(window)
         url = folder.url(INPUT)
         if folder.exists(url) and digest_of(folder, url, folder.stat(url)) == digest.hexdigest():
-            return url
+            return inside(place, INPUT)
         copy.seek(0)
         with folder.open_writer(INPUT) as writer:
             while window := copy.read(WINDOW_BYTES):
                 writer.write(window)
-    return url
+    return inside(place, INPUT)
 
 
 def _refuse(url: str, place: Place) -> None:
@@ -175,8 +173,3 @@ def _read_done(folder: ObjectStore) -> Summary | None:
         return None
     except ValidationError as error:
         raise BatchFileError(f"{DONE} in {folder} cannot be read: {error}") from error
-
-
-def _work_folder(output: str) -> ObjectStore:
-    path, mark, options = output.partition("?")
-    return open_folder(f"{path}.batch{mark}{options}")

@@ -13,7 +13,13 @@ queue cannot be used, which `producers.openai_api.errors.of_pagemill` translates
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol
 
+from producers.batch_file.batches import Batches
+from producers.batch_file.files import MAX_BYTES, Files
 from producers.batch_file.records import BatchRecord, FileRecord, Page
+from producers.batch_file.urls import inside
+
+# of the object store: where all of this lies
+FOLDER = "openai"
 
 
 class FileKeeper(Protocol):
@@ -78,3 +84,18 @@ class BatchRunner(Protocol):
     def cancel(self, tenant: str, batch_id: str) -> BatchRecord:
         """`cancelling` now, and `cancelled` when what it has is in its files."""
         ...
+
+
+def open_service(object_store: str, *, max_bytes: int = MAX_BYTES) -> tuple[FileKeeper, BatchRunner]:
+    """
+    The files and batches that lie in an object store.
+
+    Args:
+        object_store: Its URL, as `ClientSettings.object_store`.
+        max_bytes: Of an upload.
+
+    Raises:
+        SettingsError: it is no URL of a store.
+    """
+    root = inside(object_store, FOLDER)
+    return Files(root, max_bytes=max_bytes), Batches(root)

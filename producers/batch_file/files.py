@@ -1,0 +1,173 @@
+"""Files that were uploaded, and those that batches wrote, in an object store; one FileKeeper of service.py."""
+
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator
+from hashlib import blake2b
+
+from pagemill.errors import ObjectNotFound
+from pagemill.ids import uuid7
+from pagemill.object_store import ObjectStore, open_store
+from producers.batch_file.many import page_of
+from producers.batch_file.records import FileRecord, Page
+from producers.batch_file.urls import inside
+from producers.batch_file.work import Place
+from producers.bulk.windows import windows
+from producers.openai_api.errors import ApiError, bad_request
+
+MAX_BYTES = 200 * 1024 * 1024
+
+_ID = re.compile(r"file-[0-9a-f]{32}")
+
+
+class Files:
+    """
+    The files of all tenants: a record of each under `files/`, written when its content is under `contents/`.
+
+    Args:
+        root: URL of the folder that all is in.
+        max_bytes: Of an upload.
+    """
+
+    def __init__(self, root: str, *, max_bytes: int = MAX_BYTES, clock: Callable[[], float] = time.time) -> None:
+        self._root, self._max_bytes, self._clock = root, max_bytes, clock
+        self._store: ObjectStore = open_store(root)
+
+    def create(
+        self, tenant: str, *, filename: str, purpose: str, data: Iterable[bytes], expires_after_s: int | None = None
+    ) -> FileRecord:
+        """
+        Keep an upload; it is there whole, or not at all.
+
+        Raises:
+            ApiError: 413 where it is too large, 400 for a purpose that is none here.
+        """
+        if purpose != "batch":
+            raise bad_request(
+                f"the purpose is {purpose[:100]!r}: files are for 'batch' here", "purpose", "invalid_value"
+            )
+        place = self.place(tenant, f"file-{uuid7().replace('-', '')}")
+        size = 0
+        with place.store.open_writer(place.name) as writer:
+            for piece in data:
+                size += len(piece)
+                if size > self._max_bytes:
+                    message = f"the file has more than {self._max_bytes:,} bytes"
+                    raise ApiError(413, message, param="file", code="file_too_large")
+                writer.write(piece)
+        return self.add(tenant, place, size=size, filename=filename, purpose=purpose, expires_after_s=expires_after_s)
+
+    def get(self, tenant: str, file_id: str) -> FileRecord:
+        """
+        Raises:
+            ApiError: 404.
+        """
+        if not _ID.fullmatch(file_id):
+            raise _unknown(file_id)
+        try:
+            record = self._read(tenant, file_id)
+        except ObjectNotFound:
+            raise _unknown(file_id) from None
+        if record.expires_at is not None and record.expires_at <= self._clock():
+            self._remove(tenant, file_id)
+            raise _unknown(file_id)
+        return record
+
+    def list(
+        self,
+        tenant: str,
+        *,
+        purpose: str | None = None,
+        after: str | None = None,
+        limit: int = 10_000,
+        newest_first: bool = True,
+    ) -> Page[FileRecord]:
+        """
+        A page of the tenant's files.
+
+        Raises:
+            ApiError: 400, for an `after` that is none.
+        """
+        now = self._clock()
+        ids = sorted(
+            (entry.name.rpartition("/")[2] for entry in self._store.list(f"files/{tenant}/")), reverse=newest_first
+        )
+
+        def wanted(record: FileRecord) -> bool:
+            lives = record.expires_at is None or record.expires_at > now
+            return lives and purpose in (None, record.purpose)
+
+        return page_of(ids, lambda name: self._read(tenant, name), after=after, limit=limit, wanted=wanted)
+
+    def read(self, tenant: str, file_id: str) -> Iterator[bytes]:
+        """
+        The content in pieces.
+
+        Raises:
+            ApiError: 404, now and not with the first piece.
+        """
+        self.get(tenant, file_id)
+        place = self.place(tenant, file_id)
+        try:
+            stat = place.store.stat(place.url)
+        except ObjectNotFound:
+            raise _unknown(file_id) from None
+        return windows(place.store, place.url, stat.etag, 0, stat.size)
+
+    def delete(self, tenant: str, file_id: str) -> None:
+        """
+        Raises:
+            ApiError: 404.
+        """
+        self.get(tenant, file_id)
+        self._remove(tenant, file_id)
+
+    def place(self, tenant: str, file_id: str) -> Place:
+        """Where the content of a file is, or is to be."""
+        return Place(self._store, f"contents/{tenant}/{file_id}")
+
+    def content_url(self, tenant: str, file_id: str) -> str:
+        """The content's place for whoever opens it anew."""
+        return inside(self._root, f"contents/{tenant}/{file_id}")
+
+    def add(
+        self,
+        tenant: str,
+        place: Place,
+        *,
+        size: int,
+        filename: str,
+        purpose: str,
+        expires_after_s: int | None = None,
+    ) -> FileRecord:
+        """Make a file of content that is at its place already."""
+        now = int(self._clock())
+        record = FileRecord(
+            id=place.name.rpartition("/")[2],
+            bytes=size,
+            created_at=now,
+            expires_at=None if expires_after_s is None else now + expires_after_s,
+            filename=filename[:255],
+            purpose=purpose,
+        )
+        self._store.put(f"files/{tenant}/{record.id}", record.model_dump_json().encode())
+        return record
+
+    def _read(self, tenant: str, file_id: str) -> FileRecord:
+        return FileRecord.model_validate_json(self._store.get(self._store.url(f"files/{tenant}/{file_id}")))
+
+    def _remove(self, tenant: str, file_id: str) -> None:
+        # the record first: nobody is shown a file without content
+        self._store.delete(self._store.url(f"files/{tenant}/{file_id}"))
+        place = self.place(tenant, file_id)
+        place.store.delete(place.url)
+
+
+def output_id(batch_id: str, kind: str) -> str:
+    """The id of a file that a batch writes: always the same, and sorted by the time of the batch."""
+    digest = blake2b(f"{batch_id}\0{kind}".encode(), digest_size=10).hexdigest()
+    return f"file-{batch_id.removeprefix('batch_')[:12]}{digest}"
+
+
+def _unknown(file_id: str) -> ApiError:
+    return ApiError(404, f"there is no file {file_id[:100]!r}", param="id", code="not_found")
