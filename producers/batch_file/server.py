@@ -70,9 +70,10 @@ class _Slot:
 
 @dataclass(slots=True)
 class _Pauses:
-    """Batches that are let alone for a while."""
+    """Batches that are let alone for a while, and those that were asked lately whether they just end."""
 
     until: dict[Key, float] = field(default_factory=dict)
+    asked: dict[Key, float] = field(default_factory=dict)
     crashes: dict[Key, int] = field(default_factory=dict)
 
     def over(self, key: Key) -> bool:
@@ -81,8 +82,17 @@ class _Pauses:
     def begin(self, key: Key) -> None:
         self.until[key] = time.monotonic() + PAUSE_S
 
+    def may_ask(self, key: Key) -> bool:
+        """Whether it is time; then it is asked now."""
+        now = time.monotonic()
+        if now < self.asked.get(key, 0.0):
+            return False
+        self.asked[key] = now + PAUSE_S
+        return True
+
     def keep(self, keys: set[Key]) -> None:
-        for known in (self.until, self.crashes):
+        """Know no others."""
+        for known in (self.until, self.asked, self.crashes):
             for key in known.keys() - keys:
                 del known[key]
 
@@ -114,7 +124,6 @@ class BatchServer:
         # all the mutable state there is
         self._slots: dict[Key, _Slot] = {}
         self._pauses = _Pauses()
-        self._deadlines: dict[Key, float] = {}
 
     def run(self) -> None:
         """Work until `stop`; then what runs is left where it stands."""
@@ -133,13 +142,14 @@ class BatchServer:
         """Begin with what is open and has room."""
         keys = self._book.open_keys()
         self._pauses.keep(set(keys))
-        self._deadlines = {key: at for key, at in self._deadlines.items() if key in set(keys)}
-        for key in self._in_turn([key for key in keys if key not in self._slots and self._pauses.over(key)]):
-            ending = self._is_ending(key)
+        waiting = [key for key in keys if key not in self._slots and self._pauses.over(key)]
+        for key in self._in_turn(waiting):
             with self._lock:
                 has_room = sum(slot.counts for slot in self._slots.values()) < self._capacity.batches
-            if has_room or ending:
-                self._begin(key, counts=not ending)
+            if has_room:
+                self._begin(key, counts=True)
+            elif self._pauses.may_ask(key) and self._is_ending(key):
+                self._begin(key, counts=False)
 
     def _in_turn(self, keys: list[Key]) -> list[Key]:
         """A batch of each tenant in turn, the oldest first; those who have some running come later."""
@@ -155,13 +165,10 @@ class BatchServer:
     def _is_ending(self, key: Key) -> bool:
         """Whether nothing new is to be done for it."""
         try:
-            if key not in self._deadlines:
-                self._deadlines[key] = self._book.read(key).expires_at or 0
-            return time.time() >= self._deadlines[key] or self._book.cancelled_at(key) is not None
+            record = self._book.read(key)
         except ObjectNotFound:
-            # a mark without its batch
-            self._book.close(key)
             return False
+        return record.status == "cancelling" or time.time() >= (record.expires_at or 0)
 
     def _begin(self, key: Key, *, counts: bool) -> None:
         thread = threading.Thread(target=self._work, args=(key,), name=f"batch-{key[1]}", daemon=True)
