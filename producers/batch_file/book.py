@@ -66,6 +66,17 @@ class Book:
         """Take away the mark of a batch that has ended."""
         self._store.delete(self._store.url(_mark(key)))
 
+    def sweep(self, before: float) -> int:
+        """Forget the batches of all tenants that were created before a time and have ended; returns how many."""
+        open_keys = set(self.open_keys())
+        gone: set[Key] = set()
+        for entry in self._store.list("batches/"):
+            _, tenant, batch_id, _ = entry.name.split("/")
+            if created_at(batch_id) < before and (tenant, batch_id) not in open_keys:
+                self._store.delete(entry.url)
+                gone.add((tenant, batch_id))
+        return len(gone)
+
     def cancel(self, key: Key, now: int) -> None:
         """Ask its runner to end it; the first time counts."""
         try:
@@ -86,6 +97,11 @@ class Book:
 
     def _get(self, name: str) -> bytes:
         return self._store.get(self._store.url(name))
+
+
+def created_at(batch_id: str) -> float:
+    """Seconds since 1970, as its id tells."""
+    return int(batch_id.removeprefix("batch_")[:12], 16) / 1000
 
 
 def _name(key: Key, part: str) -> str:

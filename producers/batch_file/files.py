@@ -17,6 +17,9 @@ from producers.openai_api.errors import ApiError, bad_request
 
 MAX_BYTES = 200 * 1024 * 1024
 
+# what callers of the API know; only files for batches are of use here
+PURPOSES = ("assistants", "batch", "evals", "fine-tune", "user_data", "vision")
+
 _ID = re.compile(r"file-[0-9a-f]{32}")
 
 
@@ -27,10 +30,18 @@ class Files:
     Args:
         root: URL of the folder that all is in.
         max_bytes: Of an upload.
+        ttl_s: After which a file is gone that has no other time of its own; None keeps them.
     """
 
-    def __init__(self, root: str, *, max_bytes: int = MAX_BYTES, clock: Callable[[], float] = time.time) -> None:
-        self._root, self._max_bytes, self._clock = root, max_bytes, clock
+    def __init__(
+        self,
+        root: str,
+        *,
+        max_bytes: int = MAX_BYTES,
+        ttl_s: int | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._root, self._max_bytes, self._ttl_s, self._clock = root, max_bytes, ttl_s, clock
         self._store: ObjectStore = open_store(root)
 
     def create(
@@ -42,10 +53,9 @@ class Files:
         Raises:
             ApiError: 413 where it is too large, 400 for a purpose that is none here.
         """
-        if purpose != "batch":
-            raise bad_request(
-                f"the purpose is {purpose[:100]!r}: files are for 'batch' here", "purpose", "invalid_value"
-            )
+        if purpose not in PURPOSES:
+            message = f"the purpose is {purpose[:100]!r}: want one of {', '.join(PURPOSES)}"
+            raise bad_request(message, "purpose", "invalid_value")
         place = self.place(tenant, f"file-{uuid7().replace('-', '')}")
         size = 0
         with place.store.open_writer(place.name) as writer:
@@ -141,17 +151,32 @@ class Files:
         expires_after_s: int | None = None,
     ) -> FileRecord:
         """Make a file of content that is at its place already."""
-        now = int(self._clock())
+        now, ttl_s = int(self._clock()), self._ttl_s if expires_after_s is None else expires_after_s
         record = FileRecord(
             id=place.name.rpartition("/")[2],
             bytes=size,
             created_at=now,
-            expires_at=None if expires_after_s is None else now + expires_after_s,
+            expires_at=None if ttl_s is None else now + ttl_s,
             filename=filename[:255],
             purpose=purpose,
         )
         self._store.put(f"files/{tenant}/{record.id}", record.model_dump_json().encode())
         return record
+
+    def sweep(self) -> int:
+        """Delete the files of all tenants whose time is over; returns how many."""
+        now, num_gone = self._clock(), 0
+        for entry in self._store.list("files/"):
+            _, tenant, file_id = entry.name.split("/")
+            try:
+                expires_at = self._read(tenant, file_id).expires_at
+            except ObjectNotFound:
+                # another sweeper was faster
+                continue
+            if expires_at is not None and expires_at <= now:
+                self._remove(tenant, file_id)
+                num_gone += 1
+        return num_gone
 
     def _read(self, tenant: str, file_id: str) -> FileRecord:
         return FileRecord.model_validate_json(self._store.get(self._store.url(f"files/{tenant}/{file_id}")))

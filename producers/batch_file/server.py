@@ -17,6 +17,7 @@ from pagemill.errors import ObjectNotFound, PagemillError
 from pagemill.object_store import open_store
 from producers.batch_file.book import Book, Key
 from producers.batch_file.errors import Interrupted
+from producers.batch_file.files import MAX_BYTES, Files
 from producers.batch_file.records import BatchFault
 from producers.batch_file.turn import Share, Turn
 from producers.bulk.errors import Occupied
@@ -28,6 +29,9 @@ POLL_S = 1.0
 
 # a batch that others work on, or that could not go on, is looked at again after so long
 PAUSE_S = 5.0
+
+# what has expired is looked for so often
+SWEEP_S = 3600.0
 
 # unforeseen errors in a row after which a batch has failed
 MAX_CRASHES = 5
@@ -41,13 +45,16 @@ class Capacity:
     Args:
         batches: That run. Those that are cancelled or late come on top: they end without new work.
         jobs, tokens: In the queue, of all of them together; each has its part of that.
+        max_lines, max_bytes: Of an input file; more fails its batch.
+        ttl_s: How long what batches write, and what is known of them, is kept; None for ever.
     """
 
     batches: int = 8
     jobs: int = 4096
     tokens: int = 8_000_000
     max_lines: int = 50_000
-    max_bytes: int = 200 * 1024 * 1024
+    max_bytes: int = MAX_BYTES
+    ttl_s: int | None = None
 
     def share(self) -> Share:
         return Share(
@@ -55,6 +62,7 @@ class Capacity:
             max_bytes=self.max_bytes,
             max_jobs=max(1, self.jobs // self.batches),
             max_tokens=max(1, self.tokens // self.batches),
+            file_ttl_s=self.ttl_s,
         )
 
 
@@ -118,21 +126,34 @@ class BatchServer:
         self._root, self._client, self._capacity = root, client, capacity
         self._poll_s, self._lease_s = poll_s, lease_s
         self._book = Book(open_store(root))
+        self._files = Files(root)
         self._stopping = threading.Event()
         self._lock = threading.Lock()
 
         # all the mutable state there is
         self._slots: dict[Key, _Slot] = {}
         self._pauses = _Pauses()
+        self._sweep_at = time.monotonic()
 
     def run(self) -> None:
         """Work until `stop`; then what runs is left where it stands."""
         while not self._stopping.wait(self._poll_s):
             try:
                 self.look()
+                if time.monotonic() >= self._sweep_at:
+                    self._sweep_at = time.monotonic() + SWEEP_S
+                    self.sweep()
             except PagemillError as error:
                 log.warning("cannot look for batches: %s", error)
         self._wind_up()
+
+    def sweep(self) -> None:
+        """Delete files and batches whose time is over."""
+        num_files, num_batches = self._files.sweep(), 0
+        if self._capacity.ttl_s is not None:
+            num_batches = self._book.sweep(time.time() - self._capacity.ttl_s)
+        if num_files or num_batches:
+            log.info("swept: files=%d batches=%d", num_files, num_batches)
 
     def stop(self) -> None:
         """Let `run` end; for signal handlers."""

@@ -86,16 +86,19 @@ class BatchRunner(Protocol):
         ...
 
 
-def open_service(object_store: str, *, max_bytes: int = MAX_BYTES) -> tuple[FileKeeper, BatchRunner]:
+def open_service(
+    object_store: str, *, max_bytes: int = MAX_BYTES, ttl_s: int | None = None
+) -> tuple[FileKeeper, BatchRunner]:
     """
     The files and batches that lie in an object store.
 
     Args:
         object_store: Its URL, as `ClientSettings.object_store`.
         max_bytes: Of an upload.
+        ttl_s: How long an upload is kept; None for ever.
 
     Raises:
         SettingsError: it is no URL of a store.
     """
     root = inside(object_store, FOLDER)
-    return Files(root, max_bytes=max_bytes), Batches(root)
+    return Files(root, max_bytes=max_bytes, ttl_s=ttl_s), Batches(root)

@@ -10,7 +10,7 @@ from pagemill.errors import ObjectChanged, ObjectNotFound, StoreAway
 from pagemill.object_store import ObjectStore, open_store
 from producers.batch_file.book import Book, Key
 from producers.batch_file.errors import Rejected
-from producers.batch_file.files import Files, output_id
+from producers.batch_file.files import MAX_BYTES, Files, output_id
 from producers.batch_file.local import clear
 from producers.batch_file.plan import Order
 from producers.batch_file.records import FINAL, BatchFault, BatchFaults, BatchRecord, RequestCounts
@@ -31,12 +31,14 @@ class Share:
     Args:
         max_lines, max_bytes: Of its input; more fails it.
         max_jobs, max_tokens: In the queue at a time.
+        file_ttl_s: How long its files are kept; None for ever.
     """
 
     max_lines: int = 50_000
-    max_bytes: int = 200 * 1024 * 1024
+    max_bytes: int = MAX_BYTES
     max_jobs: int = 512
     max_tokens: int = 1_000_000
+    file_ttl_s: int | None = None
 
 
 class Turn:
@@ -52,7 +54,7 @@ class Turn:
     ) -> None:
         self._key, self._root, self._client, self._share, self._clock = key, root, client, share, clock
         self._book = Book(open_store(root))
-        self._files = Files(root, clock=clock)
+        self._files = Files(root, ttl_s=share.file_ttl_s, clock=clock)
         self._folder_url = inside(root, f"work/{key[0]}/{key[1]}")
         self._folder: ObjectStore = open_store(self._folder_url)
         self._record = self._book.read(key)

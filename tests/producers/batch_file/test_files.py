@@ -28,7 +28,7 @@ def test_an_upload_comes_back_as_it_was(files: Files) -> None:
 
 
 @pytest.mark.parametrize(
-    ("purpose", "size", "status"), [("batch", 1001, 413), ("assistants", 1, 400), ("batch_output", 1, 400)]
+    ("purpose", "size", "status"), [("batch", 1001, 413), ("anything", 1, 400), ("batch_output", 1, 400)]
 )
 def test_an_upload_that_is_refused_leaves_nothing(
     files: Files, tmp_path: Path, purpose: str, size: int, status: int
@@ -99,3 +99,21 @@ def test_lists_are_paged_and_sorted(files: Files) -> None:
     page = files.list("acme", newest_first=False, after=ids[4], limit=30)
     assert (ids[5:35], True) == ([record.id for record in page.data], page.has_more)
     assert () == files.list("acme", purpose="batch_output").data
+
+
+def test_expired_files_are_swept(tmp_path: Path) -> None:
+    """
+    Of all tenants, what has expired is deleted, and nothing else.
+    """
+    clock = Clock()
+    files = Files((tmp_path / "store").as_uri(), ttl_s=60, clock=clock)
+    old = [files.create(tenant, filename="x", purpose="batch", data=[b"x"]) for tenant in ("a", "b")]
+    clock.now += 30
+    young = files.create("a", filename="y", purpose="batch", data=[b"y"])
+    clock.now += 30
+
+    assert len(old) == files.sweep()
+
+    assert 0 == files.sweep()
+    assert (young,) == files.list("a").data
+    assert 2 == sum(path.is_file() for path in tmp_path.rglob("*"))
