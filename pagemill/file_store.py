@@ -2,11 +2,11 @@
 
 import contextlib
 import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote_to_bytes, urlsplit
+from uuid import uuid4
 
 from pagemill.errors import ObjectChanged, ObjectExists, ObjectNotFound, ObjectStoreError, StoreAway
 from pagemill.objects import ObjectEntry, ObjectStat
@@ -104,7 +104,8 @@ class FileStore:
         parts = urlsplit(url)
         if parts.scheme != "file":
             raise ObjectStoreError(f"the object {url!r} is not in {self}")
-        return self._inside(Path(unquote(parts.path)))
+        # a file's name may be no text
+        return self._inside(Path(os.fsdecode(unquote_to_bytes(parts.path))))
 
     def _inside(self, path: Path) -> Path:
         # resolved: neither dots nor links lead out
@@ -125,11 +126,14 @@ class FileWriter:
         self.url = path.as_uri()
         self._path = path
         self._if_absent = if_absent
+        self._written = path.with_name(f"{_UNFINISHED}{uuid4().hex}")
 
     def __enter__(self) -> Self:
         with self._errors():
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = tempfile.NamedTemporaryFile(dir=self._path.parent, prefix=_UNFINISHED, delete=False)
+            # whoever may read what this process writes may read this
+            written = os.open(self._written, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            self._file = os.fdopen(written, "wb")
         return self
 
     def write(self, data: bytes | bytearray | memoryview) -> int:
@@ -137,7 +141,6 @@ class FileWriter:
             return self._file.write(data)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        written = Path(self._file.name)
         try:
             with self._errors(), self._file:
                 if kind is None:
@@ -146,20 +149,27 @@ class FileWriter:
                     os.fsync(self._file.fileno())
             if kind is None:
                 with self._errors():
-                    self._name(written)
+                    self._name()
         finally:
             with contextlib.suppress(OSError):
-                written.unlink(missing_ok=True)
+                self._written.unlink(missing_ok=True)
 
-    def _name(self, written: Path) -> None:
-        if not self._if_absent:
-            written.replace(self._path)
-            return
-        try:
-            # unlike a rename, a link never takes the place of another
-            os.link(written, self._path)
-        except FileExistsError:
-            raise ObjectExists(f"there is an object {self._path} already") from None
+    def _name(self) -> None:
+        if self._if_absent:
+            try:
+                # unlike a rename, a link never takes the place of another
+                os.link(self._written, self._path)
+            except FileExistsError:
+                raise ObjectExists(f"there is an object {self._path} already") from None
+        else:
+            self._written.replace(self._path)
+        # a name is safe when its folder is; some folders of networks cannot say so
+        with contextlib.suppress(OSError):
+            folder = os.open(self._path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:

@@ -73,7 +73,9 @@ back; and of the job's hash att, crash, lapses, ln, tn, tok, ttl, seed, fp, md, 
 Fields of b:<batch>: fp fingerprint, tn tenant, ttl s, md metadata, created, sealed and ended ms; total,
 done, failed, cancelled, expired; prompt_tokens, completion_tokens, gpu_ms of the jobs that have ended;
 pct the percent of the newest event, cancel, scan where the cancelling goes on; hook its webhook's URL,
-hook_st, hook_n and hook_err how its delivery stands; seen ms of an activity, an hour old at most. Of tok: print the digest, z the compressed tokenizer.json.
+hook_st, hook_n and hook_err how its delivery stands; seen ms of an activity, an hour old at most.
+
+Fields of tok: print the digest, z the compressed tokenizer.json.
 
 One key is outside of all queues: `pagemill:models`, hash, model -> queue; HEARTBEAT's caller
 writes it, and it stays.

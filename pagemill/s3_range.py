@@ -62,5 +62,6 @@ class S3Range:
             )
         self._etag = self._etag or answer.get("ETag")
         body = answer["Body"]
-        while piece := body.read(_PIECE_BYTES):
+        # a store that takes no ranges sends more than was asked for
+        while (left := self._length - len(self._data)) and (piece := body.read(min(left, _PIECE_BYTES))):
             self._data += piece

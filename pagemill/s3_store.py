@@ -9,6 +9,9 @@ from pagemill.s3_calls import S3Calls, s3_errors
 from pagemill.s3_range import S3Range
 from pagemill.s3_writer import S3Writer
 
+# of one page of a listing; S3 gives no more
+PAGE_KEYS = 1000
+
 
 class S3Store:
     """Objects of one bucket, below one prefix."""
@@ -54,16 +57,16 @@ class S3Store:
         return ObjectStat(int(answer["ContentLength"]), str(answer["ETag"]))
 
     def list(self, prefix: str = "") -> Iterator[ObjectEntry]:
-        more: dict[str, str] = {}
+        window = {"Bucket": self.bucket, "Prefix": self.prefix + prefix, "MaxKeys": PAGE_KEYS}
         while True:
             with s3_errors(f"list s3://{self.bucket}/{self.prefix}{prefix}"):
-                page = self._calls.send("list_objects_v2", Bucket=self.bucket, Prefix=self.prefix + prefix, **more)
+                page = self._calls.send("list_objects_v2", **window)
             for found in page.get("Contents", ()):
                 name = str(found["Key"])[len(self.prefix) :]
                 yield ObjectEntry(name, self.url(name), int(found["Size"]), str(found["ETag"]))
             if not page.get("IsTruncated"):
                 return
-            more = {"ContinuationToken": page["NextContinuationToken"]}
+            window["ContinuationToken"] = page["NextContinuationToken"]
 
     def exists(self, url: str) -> bool:
         try:

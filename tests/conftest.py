@@ -10,6 +10,7 @@ from pagemill.client import Client
 from pagemill.ids import uuid7
 from producers.child import Child
 from producers.local_redis import local_redis
+from tests.support.seaweed import Seaweed
 from tests.support.servers import BlockingConsumer, MakeConsumer, leaked_keys, oldest_redis
 
 
@@ -23,6 +24,20 @@ def newest_server() -> Iterator[str]:
 def oldest_server() -> Iterator[str]:
     with local_redis(binary=oldest_redis()) as url:
         yield url
+
+
+@pytest.fixture(scope="session")
+def seaweed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seaweed]:
+    """An S3 server with a bucket; what tests of one session write lies side by side."""
+    with Seaweed(tmp_path_factory.mktemp("seaweed")) as server:
+        yield server
+
+
+@pytest.fixture
+def bucket(seaweed: Seaweed, monkeypatch: pytest.MonkeyPatch) -> Seaweed:
+    """The S3 server, with its credentials in the environment and retries that do not wait."""
+    seaweed.lend_credentials(monkeypatch)
+    return seaweed
 
 
 @pytest.fixture(scope="module")

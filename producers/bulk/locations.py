@@ -25,6 +25,7 @@ class Location:
 
     store: ObjectStore
     path: str
+    is_pattern: bool
 
     def objects(self) -> Iterator[ObjectEntry]:
         """
@@ -43,7 +44,7 @@ class Location:
             raise SourceError(f"no object is called {self.path!r} or lies below it in {self.store}")
 
     def _objects(self) -> Iterator[ObjectEntry]:
-        if _MAGIC.search(self.path):
+        if self.is_pattern:
             fixed = _MAGIC.split(self.path, maxsplit=1)[0]
             yield from self._below(fixed.rpartition("/")[0], fixed, _pattern(self.path))
             return
@@ -80,7 +81,7 @@ def locate(url: str) -> Location:
     if url.startswith("s3://"):
         place, mark, options = url.removeprefix("s3://").partition("?")
         bucket, _, path = place.partition("/")
-        return Location(open_store(f"s3://{bucket}{mark}{options}"), path)
+        return Location(open_store(f"s3://{bucket}{mark}{options}"), path, bool(_MAGIC.search(path)))
     if "://" in url:
         parts = urlsplit(url)
         # let the store say what is wrong with another scheme
@@ -103,12 +104,14 @@ def open_folder(url: str) -> ObjectStore:
 
 
 def _local(path: str) -> Location:
-    if not _MAGIC.search(path):
-        root = Path(path) if Path(path).is_dir() else Path(path).parent
-    else:
+    # a file may be called like a pattern
+    is_pattern = bool(_MAGIC.search(path)) and not Path(path).exists()
+    if is_pattern:
         root = Path(_MAGIC.split(path, maxsplit=1)[0].rpartition("/")[0] or "/")
+    else:
+        root = Path(path) if Path(path).is_dir() else Path(path).parent
     inside = path.removeprefix(str(root)).lstrip("/")
-    return Location(open_store(root.as_uri()), inside)
+    return Location(open_store(root.as_uri()), inside, is_pattern)
 
 
 def _shown(name: str) -> str:

@@ -100,7 +100,8 @@ class ParquetReader:
         try:
             with pq.ParquetFile(file, buffer_size=_BUFFER_BYTES, pre_buffer=False) as table:
                 yield table
-        except pa.ArrowException as error:
+        # the store's own errors are of another kind: OSError is what the library calls damage, too
+        except (pa.ArrowException, OSError) as error:
             raise SourceError(f"{entry.url} is no Parquet table that can be read: {error}") from error
 
 

@@ -178,7 +178,9 @@ class Runner(Generic[C, R]):
         return len(self._pending) < SLICE and num_jobs < self._limits.jobs and self._has_room()
 
     def _has_room(self) -> bool:
-        return len(self._sent) < self._limits.jobs and (self._tokens < self._limits.tokens or not self._sent)
+        """Whether the next job that waits may go into the queue, or else one of unknown size."""
+        tokens = self._tokens + (self._pending[0].estimated_tokens() if self._pending else 1)
+        return not self._sent or (len(self._sent) < self._limits.jobs and tokens <= self._limits.tokens)
 
     def _begin(self, home: OpenChunk[C, R], item: Document | RowFault | Kept[R]) -> None:
         place = len(home.rows)
@@ -340,7 +342,15 @@ class Runner(Generic[C, R]):
 
     def _write_down(self, opened: OpenChunk[C, R]) -> None:
         rows = [row for row in opened.rows if row is not None]
-        self._write(opened.chunk, rows)
+        patience = time.monotonic() + AWAY_S
+        while True:
+            try:
+                self._write(opened.chunk, rows)
+                break
+            except StoreAway:
+                if self.stopped or time.monotonic() > patience:
+                    raise
+                self._stopping.wait(random.uniform(1.0, 2.0))
         try:
             self._client.forget_many(opened.job_ids, self._model)
         except PagemillError:

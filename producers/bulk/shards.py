@@ -3,7 +3,8 @@
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from typing import Literal
+from types import TracebackType
+from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict
 
@@ -73,13 +74,18 @@ def write_shard(
         with store.open_writer(name, if_absent=not replace) as writer, ExitStack() as stack:
             file = Digester(writer)
             part = stack.enter_context(open_encoder(file, format))
-            failed = _Failed(store, shard_name(index, format, "errors"), format, stack) if errors else None
+            failed = stack.enter_context(_Failed(store, index, format)) if errors else None
             for row in rows:
                 part.write(row)
                 totals.add(row)
-                if failed is not None and row.status != "done":
+                if failed is not None:
                     failed.write(row)
     except ObjectExists:
+        if errors:
+            # ours may have taken the place of those that belong to the shard that stays
+            with _Failed(store, index, format) as failed:
+                for row in read_rows(store, store.url(name), format):
+                    failed.write(row)
         return read_shard(store, index, format)
     return totals.shard(index, name, writer.url, file.sha256, file.size_bytes)
 
@@ -114,16 +120,33 @@ def list_shards(
 
 
 class _Failed:
-    """The rows that are not done, in an object that is begun with the first of them."""
+    """
+    The rows that are not done, in an object of their own that is begun with the first of them.
 
-    def __init__(self, store: ObjectStore, name: str, format: ShardFormat, stack: ExitStack) -> None:  # noqa: A002
+    Left in order without any, it deletes what an earlier attempt may have written.
+    """
+
+    def __init__(self, store: ObjectStore, index: int, format: ShardFormat) -> None:  # noqa: A002
         self._store = store
-        self._name = name
+        self._name = shard_name(index, format, "errors")
         self._format = format
-        self._stack = stack
+        self._stack = ExitStack()
         self._encoder: Encoder | None = None
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)
+        if kind is None and self._encoder is None:
+            self._store.delete(self._store.url(self._name))
+
     def write(self, row: OutputRow) -> None:
+        """Take the row if it is one of them."""
+        if row.status == "done":
+            return
         if self._encoder is None:
             writer = self._stack.enter_context(self._store.open_writer(self._name))
             self._encoder = self._stack.enter_context(open_encoder(Digester(writer), self._format))

@@ -15,8 +15,11 @@ WINDOW_BYTES = 8 * 1024 * 1024
 # unpacked bytes that are held at once, however well they were packed
 _UNPACKED_BYTES = 1024 * 1024
 
+# what a gzip stream has taken of so much is copied away at each pause
+_GZIP_BYTES = 64 * 1024
+
 # Zstandard is given so little at once: four bytes may mean 128 KiB, and their unpacking cannot be paused
-_ZSTD_BYTES = 2048
+_ZSTD_BYTES = 512
 
 
 def windows(store: ObjectStore, url: str, etag: str, start: int, end: int) -> Iterator[bytes]:
@@ -54,8 +57,8 @@ class _Damaged(Exception):
 
 def _gunzip(packed: Iterator[bytes]) -> Iterator[bytes]:
     member: Any = None
-    for window in packed:
-        data = window
+    for piece in _cut(packed, _GZIP_BYTES):
+        data = piece
         while data:
             # zeros may fill the end up, as tapes want it
             data = data if member else data.lstrip(b"\0")
@@ -84,22 +87,27 @@ def _unzstd(packed: Iterator[bytes]) -> Iterator[bytes]:
 
     unpacker = zstandard.ZstdDecompressor()
     frame: Any = None
-    for window in packed:
-        for start in range(0, len(window), _ZSTD_BYTES):
-            data = window[start : start + _ZSTD_BYTES]
-            while data:
-                frame = frame or unpacker.decompressobj()
-                try:
-                    out = frame.decompress(data)
-                except zstandard.ZstdError as error:
-                    raise _Damaged(str(error)) from None
-                if out:
-                    yield out
-                data = b""
-                if frame.eof:
-                    data, frame = frame.unused_data, None
+    for piece in _cut(packed, _ZSTD_BYTES):
+        data = piece
+        while data:
+            frame = frame or unpacker.decompressobj()
+            try:
+                out = frame.decompress(data)
+            except zstandard.ZstdError as error:
+                raise _Damaged(str(error)) from None
+            if out:
+                yield out
+            data = b""
+            if frame.eof:
+                data, frame = frame.unused_data, None
     if frame is not None:
         raise _Damaged("it ends in the middle")
+
+
+def _cut(data: Iterator[bytes], num_bytes: int) -> Iterator[bytes]:
+    for window in data:
+        for start in range(0, len(window), num_bytes):
+            yield window[start : start + num_bytes]
 
 
 class RangeFile(io.RawIOBase):

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 import transformers
 
 from engine.errors import ChatTemplateFailed, InvalidText, ModelNotFound, NoChatTemplate, RequestError
@@ -245,3 +246,16 @@ def test_threads_share_one_tokenizer(chat_tokenizer: Tokenizer) -> None:
     for thread in threads:
         thread.join()
     assert expected == results
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_can_be_written_down(tmp_path: Path, kind: str) -> None:
+    """
+    As tokenizer.json it counts as it does itself, whoever reads it.
+    """
+    tokenizer = Tokenizer(save(KINDS[kind](), tmp_path))
+
+    read = tokenizers.Tokenizer.from_str(tokenizer.to_json())
+
+    for sentence in SENTENCES:
+        assert read.encode(sentence).ids == tokenizer.encode(sentence).tolist()

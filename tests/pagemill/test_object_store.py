@@ -2,6 +2,7 @@
 
 import errno
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import boto3
@@ -10,8 +11,11 @@ from botocore.config import Config
 from botocore.stub import Stubber
 from moto import mock_aws
 
-from pagemill.errors import ObjectNotFound, ObjectStoreError, SettingsError, StoreAway
-from pagemill.object_store import FileStore, ObjectStore, S3Store, open_store
+from pagemill.errors import ObjectChanged, ObjectExists, ObjectNotFound, ObjectStoreError, SettingsError, StoreAway
+from pagemill.file_store import FileStore
+from pagemill.object_store import ObjectStore, open_store
+from pagemill.objects import ObjectStat
+from pagemill.s3_store import S3Store
 
 
 @pytest.fixture(params=["file", "s3"])
@@ -76,6 +80,164 @@ def test_another_place_is_refused(store: ObjectStore) -> None:
     for url in ("file:///etc/passwd", "s3://other/some/prefix/a", "http://host/a", inside + "/../../../../../x"):
         with pytest.raises(ObjectStoreError):
             store.get(url)
+
+
+def test_what_an_object_is_now(store: ObjectStore) -> None:
+    """
+    An object has a size, and an etag that is another one when the content is.
+    """
+    url = store.put("a", b"one")
+    first = store.stat(url)
+    again = store.stat(url)
+    store.put("a", b"two")
+
+    assert (3, first) == (first.size, again)
+    assert first.etag != store.stat(url).etag
+    with pytest.raises(ObjectNotFound):
+        store.stat(store.url("b"))
+
+
+def test_the_url_of_a_name(store: ObjectStore) -> None:
+    """
+    Where an object would be is known before it is there.
+    """
+    for name in ("a", "b c/é%20.json"):
+        assert store.url(name) == store.put(name, b"x")
+
+
+def test_a_range_of_an_object_that_has_changed(store: ObjectStore) -> None:
+    """
+    A window that is asked for with an etag is of that object, or an error.
+    """
+    url = store.put("a", b"0123456789")
+    etag = store.stat(url).etag
+
+    assert b"234" == store.get_range(url, 2, 3, etag)
+    assert b"" == store.get_range(url, 10, 3, etag)
+    store.put("a", b"9876543210")
+    with pytest.raises(ObjectChanged):
+        store.get_range(url, 2, 3, etag)
+
+
+def test_a_listing(store: ObjectStore) -> None:
+    """
+    All objects whose names begin alike are listed, with what `stat` says of each.
+    """
+    names = ["a", "a-b", "deep/er/x", "deep/y", "deeper", "é"]
+    urls = {name: store.put(name, name.encode()) for name in names}
+
+    found = list(store.list())
+
+    assert names == sorted(entry.name for entry in found)
+    assert all(urls[entry.name] == entry.url for entry in found)
+    assert [store.stat(entry.url) for entry in found] == [ObjectStat(entry.size, entry.etag) for entry in found]
+    assert ["deep/er/x", "deep/y"] == [entry.name for entry in store.list("deep/")]
+    assert ["deep/er/x", "deep/y", "deeper"] == [entry.name for entry in store.list("de")]
+    assert [] == list(store.list("nothing/")) == list(store.list("x"))
+
+
+def test_a_listing_of_several_pages(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    A listing goes on after the objects that a page has.
+    """
+    monkeypatch.setattr("pagemill.s3_store.PAGE_KEYS", 3)
+    for number in range(10):
+        store.put(f"many/{number}", b"")
+
+    assert [f"many/{number}" for number in range(10)] == [entry.name for entry in store.list("many/")]
+
+
+def test_the_second_writer_is_refused(store: ObjectStore) -> None:
+    """
+    What must not be there is written once, and stays as it was.
+    """
+    url = store.put_if_absent("a/b", b"one")
+
+    with pytest.raises(ObjectExists, match="a/b"):
+        store.put_if_absent("a/b", b"two")
+    assert b"one" == store.get(url)
+
+
+@pytest.mark.parametrize("num_bytes", [0, 10, 20_000_000])
+def test_an_object_in_pieces(store: ObjectStore, num_bytes: int) -> None:
+    """
+    Pieces of any size become one object when the writer is left.
+    """
+    data = bytes(range(256)) * (num_bytes // 256 + 1)
+    with store.open_writer("large") as writer:
+        for start in range(0, num_bytes, 3_000_000):
+            piece = data[start : min(start + 3_000_000, num_bytes)]
+            assert len(piece) == writer.write(memoryview(piece))
+        assert not store.exists(store.url("large"))
+
+    assert store.url("large") == writer.url
+    assert data[:num_bytes] == store.get(writer.url)
+
+
+@pytest.mark.parametrize("num_bytes", [10, 20_000_000])
+def test_an_object_that_comes_to_nothing(store: ObjectStore, num_bytes: int) -> None:
+    """
+    What was being written when an error came is gone, and what was there before is not.
+    """
+    url = store.put("a", b"before")
+
+    def begin() -> None:
+        with store.open_writer("a") as writer:
+            writer.write(bytes(num_bytes))
+            raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        begin()
+
+    assert b"before" == store.get(url)
+    assert ["a"] == [entry.name for entry in store.list()]
+
+
+@pytest.mark.parametrize("num_bytes", [10, 20_000_000])
+def test_an_object_in_pieces_that_is_there_already(store: ObjectStore, num_bytes: int) -> None:
+    """
+    Whoever ends second with an object that must not be there is refused.
+    """
+
+    def come_second() -> None:
+        with store.open_writer("a", if_absent=True) as writer:
+            writer.write(bytes(num_bytes))
+            store.put("a", b"other")
+
+    with pytest.raises(ObjectExists):
+        come_second()
+
+    assert b"other" == store.get(store.url("a"))
+    assert ["a"] == [entry.name for entry in store.list()]
+
+
+def test_of_two_writers_at_once_one_wins(tmp_path: Path) -> None:
+    """
+    Of many threads that write a file that must not be there, one is told that it wrote, and its bytes are there.
+    """
+    store = FileStore(tmp_path)
+
+    def write(number: int) -> int | None:
+        try:
+            store.put_if_absent("a", b"%d" % number)
+        except ObjectExists:
+            return None
+        return number
+
+    with ThreadPoolExecutor(8) as threads:
+        winners = [number for number in threads.map(write, range(64)) if number is not None]
+
+    assert [store.get(store.url("a"))] == [b"%d" % number for number in winners]
+
+
+def test_others_may_read_what_was_written(tmp_path: Path) -> None:
+    """
+    A file of a store has the rights that the process gives its files.
+    """
+    (tmp_path / "plain").write_bytes(b"x")
+    FileStore(tmp_path).put("a", b"x")
+
+    assert (tmp_path / "plain").stat().st_mode == (tmp_path / "a").stat().st_mode
 
 
 def test_a_link_does_not_lead_out(tmp_path: Path) -> None:

@@ -3,15 +3,21 @@
 import json
 import socket
 import sys
+import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from types import TracebackType
+from types import SimpleNamespace, TracebackType
 from typing import Any, Self
+
+import pytest
 
 from producers.child import Child
 from tests.support.servers import wait_for
 
 ACCESS_KEY, SECRET_KEY = "test-key", "test-secret"
+
+# of the same user, with the same secret: one to expire
+OLD_KEY = "old-key"
 BUCKET = "bulk"
 
 # master, volume server, filer and S3 gateway, each with HTTP and gRPC
@@ -37,7 +43,7 @@ class Seaweed:
 
     def __enter__(self) -> Self:
         self._folder.mkdir(parents=True, exist_ok=True)
-        keys = [{"accessKey": ACCESS_KEY, "secretKey": SECRET_KEY}]
+        keys = [{"accessKey": key, "secretKey": SECRET_KEY} for key in (ACCESS_KEY, OLD_KEY)]
         actions = ["Admin", "Read", "Write", "List", "Tagging"]
         config = self._folder / "s3.json"
         config.write_text(json.dumps({"identities": [{"name": "tests", "credentials": keys, "actions": actions}]}))
@@ -80,6 +86,13 @@ class Seaweed:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stack.close()
+
+    def lend_credentials(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Put them where stores look for them."""
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY)
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
+        # not `sleep` of the module itself: all of this process would wait no longer
+        monkeypatch.setattr("botocore.endpoint.time", SimpleNamespace(time=time.time, sleep=lambda _: None))
 
     def client(self) -> Any:
         """A plain S3 client that asks once, to look at what is there."""

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import tokenizers
 
 from engine.errors import EmptyPrompt, PromptTooLong
 from engine.request import FinishReason, Freeable, Progress, Request, RequestOutput
@@ -205,3 +206,14 @@ def test_capacity_says_what_preemption_would_free() -> None:
     # of 30 tokens the standard one holds 10
     assert (Freeable(2, 30, 1), Freeable(1, 20, 1)) == capacity.freeable
     assert Freeable() == capacity.freeable_by(2)
+
+
+def test_its_tokenizer_can_be_written_down() -> None:
+    """
+    A library that reads its tokenizer.json gives the same bytes, of any text.
+    """
+    read = tokenizers.Tokenizer.from_str(ByteTokenizer().to_json())
+
+    for text in ("", "words and spaces", "Größe, 東京 🙂", "\x00\n\t\x7f\xad", "".join(map(chr, range(1, 600)))):
+        assert list(text.encode()) == read.encode(text).ids
+        assert text == read.decode(read.encode(text).ids)

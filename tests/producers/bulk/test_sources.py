@@ -1,0 +1,490 @@
+"""Any input is planned once as a stream, and any chunk of it is read again alone."""
+
+import datetime
+import gzip
+import json
+import os
+import random
+import tracemalloc
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from decimal import Decimal
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+
+from pagemill.errors import ObjectChanged, SettingsError
+from producers.bulk.chunks import Chunk
+from producers.bulk.io_errors import SourceError
+from producers.bulk.rows import Document, RowFault
+from producers.bulk.sources import Source, open_source
+
+Save = Callable[[Path, list[dict[str, object]]], Path]
+
+
+def jsonl(rows: list[dict[str, object]]) -> bytes:
+    return b"".join(json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in rows)
+
+
+def save_jsonl(folder: Path, rows: list[dict[str, object]]) -> Path:
+    path = folder / "in.jsonl"
+    path.write_bytes(jsonl(rows))
+    return path
+
+
+def save_gzip(folder: Path, rows: list[dict[str, object]]) -> Path:
+    """Two members, as appending to such a file makes."""
+    path = folder / "in.jsonl.gz"
+    data = jsonl(rows)
+    path.write_bytes(gzip.compress(data[: len(data) // 3]) + gzip.compress(data[len(data) // 3 :]) + b"\0" * 512)
+    return path
+
+
+def save_zstd(folder: Path, rows: list[dict[str, object]]) -> Path:
+    """Three frames: one of unknown size, one that is to be skipped, and one more."""
+    path = folder / "in.jsonl.zst"
+    data = jsonl(rows)
+    packer = zstandard.ZstdCompressor(write_checksum=True)
+    stream = packer.compressobj()
+    first = stream.compress(data[: len(data) // 3]) + stream.flush()
+    skipped = b"\x50\x2a\x4d\x18\x04\x00\x00\x00skip"
+    path.write_bytes(first + skipped + packer.compress(data[len(data) // 3 :]))
+    return path
+
+
+def save_parquet(folder: Path, rows: list[dict[str, object]]) -> Path:
+    path = folder / "in.parquet"
+    pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=37)
+    return path
+
+
+FORMATS: list[Save] = [save_jsonl, save_gzip, save_zstd, save_parquet]
+
+
+def documents(number: int, seed: int = 0) -> list[dict[str, object]]:
+    rng = random.Random(seed)
+    words = ["a\u2028b", "é😀", "plain", "c\nd", " "]
+    return [
+        {"custom_id": f"id-{row}", "text": "x" + " ".join(rng.choices(words, k=rng.randrange(30))), "n": row}
+        for row in range(number)
+    ]
+
+
+def read_all(source: Source, chunks: list[Chunk]) -> list[Document | RowFault]:
+    return [item for chunk in chunks for item in source.read(chunk)]
+
+
+@pytest.mark.parametrize("save", FORMATS)
+@pytest.mark.parametrize("rows_per_chunk", [1, 10, 100, 1000])
+def test_what_is_planned_is_read(tmp_path: Path, save: Save, rows_per_chunk: int) -> None:
+    """
+    In every format, the chunks in order are all rows in order, each once, with all their columns.
+    """
+    rows = documents(203)
+    source = open_source(str(save(tmp_path, rows)))
+
+    chunks = list(source.chunks(rows_per_chunk))
+
+    sizes = [rows_per_chunk] * (203 // rows_per_chunk) + [203 % rows_per_chunk] * bool(203 % rows_per_chunk)
+    assert sizes == [chunk.num_rows for chunk in chunks]
+    expected = [Document(row, f"id-{row}", str(one["text"]), {"n": row}) for row, one in enumerate(rows)]
+    assert expected == read_all(source, chunks)
+
+
+@pytest.mark.parametrize("save", FORMATS)
+def test_a_chunk_is_read_alone(tmp_path: Path, save: Save) -> None:
+    """
+    Chunks that went through JSON, read in any order, some twice, some to the middle, by another source, have the
+    same rows.
+    """
+    path = save(tmp_path, documents(203))
+    source = open_source(str(path))
+    chunks = list(source.chunks(20))
+    in_order = {chunk.index: list(source.read(chunk)) for chunk in chunks}
+    again = open_source(path.as_uri())
+    rng = random.Random(1)
+
+    for chunk in rng.choices(chunks, k=40):
+        reading = again.read(Chunk.model_validate_json(chunk.model_dump_json()))
+        if rng.random() < 0.3:
+            assert in_order[chunk.index][0] == next(reading)
+        else:
+            assert in_order[chunk.index] == list(reading)
+
+
+@pytest.mark.parametrize("save", FORMATS)
+def test_chunks_are_read_by_several_threads(tmp_path: Path, save: Save) -> None:
+    """
+    One source reads many chunks at the same time.
+    """
+    source = open_source(str(save(tmp_path, documents(203))))
+    chunks = list(source.chunks(5))
+    expected = [list(source.read(chunk)) for chunk in chunks]
+
+    with ThreadPoolExecutor(4) as threads:
+        assert expected == list(threads.map(lambda chunk: list(source.read(chunk)), chunks))
+
+
+@pytest.mark.parametrize("save", FORMATS)
+def test_small_windows(tmp_path: Path, save: Save, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    Where windows of the object end changes nothing.
+    """
+    path = save(tmp_path, documents(20))
+    whole = read_all(open_source(str(path)), list(open_source(str(path)).chunks(7)))
+    for window in (1, 13, 100):
+        monkeypatch.setattr("producers.bulk.windows.WINDOW_BYTES", window)
+        monkeypatch.setattr("producers.bulk.windows._UNPACKED_BYTES", window)
+        source = open_source(str(path))
+
+        assert whole == read_all(source, list(source.chunks(7)))
+
+
+@pytest.mark.parametrize("save", FORMATS)
+def test_an_input_that_has_changed_is_found_out(tmp_path: Path, save: Save) -> None:
+    """
+    A chunk of an object that was written anew since the plan is an error, not other rows; its fingerprint is another.
+    """
+    path = save(tmp_path, documents(50))
+    source = open_source(str(path))
+    chunks = list(source.chunks(10))
+    fingerprint = source.fingerprint()
+    assert fingerprint == open_source(path.as_uri()).fingerprint()
+
+    save(tmp_path, documents(50, seed=1))
+
+    with pytest.raises(ObjectChanged):
+        list(source.read(chunks[2]))
+    assert fingerprint != source.fingerprint()
+
+
+def test_how_an_input_is_read_is_part_of_its_fingerprint(tmp_path: Path) -> None:
+    """
+    Another column, limit or format makes another plan.
+    """
+    path = str(save_jsonl(tmp_path, documents(3)))
+    ways: list[dict[str, object]] = [
+        {},
+        {"text_field": "n"},
+        {"id_field": "n"},
+        {"max_line_bytes": 9},
+        {"format": "text"},
+    ]
+
+    assert len(ways) == len({open_source(path, **way).fingerprint() for way in ways})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("save", FORMATS)
+def test_ids_that_come_again_are_faults_of_the_later_rows(tmp_path: Path, save: Save) -> None:
+    """
+    The first row of an id is worked on, in whichever chunk, and the others are told that they come late.
+    """
+    rows = documents(100)
+    rows[50]["custom_id"] = rows[51]["custom_id"] = rows[99]["custom_id"] = "id-7"
+    rows[60]["custom_id"] = None
+    rows[61]["custom_id"] = "row-60"
+    source = open_source(str(save(tmp_path, rows)))
+    chunks = list(source.chunks(9))
+
+    found = read_all(source, chunks)
+
+    late = [(item.row, item.custom_id) for item in found if isinstance(item, RowFault)]
+    assert [(50, "id-7"), (51, "id-7"), (61, "row-60"), (99, "id-7")] == late
+    assert {"duplicate_custom_id"} == {item.code for item in found if isinstance(item, RowFault)}
+    assert 100 == len(found)
+
+
+def test_many_small_objects_share_chunks(tmp_path: Path) -> None:
+    """
+    A chunk may have rows of several objects; their numbers run through, and duplicates are found across.
+    """
+    for number in range(10):
+        rows = [{"custom_id": f"{number}-{row}", "text": "t"} for row in range(7)]
+        (tmp_path / f"{number}.jsonl").write_bytes(jsonl(rows) + b"\n\n")
+    (tmp_path / "9.jsonl").write_bytes(jsonl([{"custom_id": "0-0", "text": "t"}]))
+    source = open_source(str(tmp_path))
+
+    chunks = list(source.chunks(16))
+
+    assert [16, 16, 16, 16] == [chunk.num_rows for chunk in chunks]
+    assert [3, 3, 3, 4] == [len(chunk.pieces) for chunk in chunks]
+    found = read_all(source, chunks)
+    assert list(range(64)) == [item.row for item in found]
+    assert [63] == [item.row for item in found if isinstance(item, RowFault)]
+
+
+def test_a_chunk_has_an_end_in_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    Few large rows make a chunk, so that what is read for one is bounded.
+    """
+    monkeypatch.setattr("producers.bulk.sources.MAX_CHUNK_BYTES", 1000)
+    source = open_source(str(save_jsonl(tmp_path, [{"text": "x" * 400} for _ in range(10)])))
+
+    assert [3, 3, 3, 1] == [chunk.num_rows for chunk in source.chunks(100)]
+
+
+def test_a_folder_of_texts(tmp_path: Path) -> None:
+    """
+    Each file below a folder is a document that is named by its path; a mark is no text, and what is no text is a
+    fault.
+    """
+    texts = {
+        "a.txt": "\ufeffone\r\ntwo".encode(),
+        "deep/er/é.md": b"drei\n",
+        "deep/b.TXT": b"\xff",
+        "e.txt": b"",
+    }
+    texts |= {"long.txt": b"x" * 101, ".hidden.txt": b"x", "_marks/x.txt": b"x", "blank.md": b" \n"}
+    for name, data in texts.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(data)
+    source = open_source(str(tmp_path), max_line_bytes=100)
+
+    found = read_all(source, list(source.chunks(2)))
+
+    assert {
+        "a.txt": "one\r\ntwo",
+        "deep/er/é.md": "drei\n",
+        "deep/b.TXT": "invalid_encoding",
+        "e.txt": "empty_text",
+        "long.txt": "line_too_long",
+        "blank.md": "empty_text",
+    } == {str(item.custom_id): item.text if isinstance(item, Document) else item.code for item in found}
+    assert list(range(6)) == [item.row for item in found]
+
+
+def test_patterns(tmp_path: Path) -> None:
+    """
+    A star stops at a slash, two do not; brackets are one of their characters.
+    """
+    for name in ("a1.txt", "a2.txt", "b1.txt", "deep/a1.txt", "deep/er/a1.txt", "a1.md"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+
+    def names(pattern: str) -> set[str | None]:
+        source = open_source(f"{tmp_path}/{pattern}")
+        return {item.custom_id for item in read_all(source, list(source.chunks(10)))}
+
+    assert {"a1.txt", "a2.txt", "b1.txt"} == names("*.txt")
+    assert {"a1.txt", "a2.txt"} == names("a[12].txt")
+    assert {"a1.txt", "deep/a1.txt", "deep/er/a1.txt"} == names("**/a1.txt")
+    assert {"a1.txt", "er/a1.txt"} == names("deep/**")
+    assert {"a1.txt"} == names("deep/*.txt")
+
+
+def test_a_file_that_is_called_like_a_pattern(tmp_path: Path) -> None:
+    """
+    What is there under the very name is meant.
+    """
+    (tmp_path / "a[1].txt").write_text("this")
+    (tmp_path / "a1.txt").write_text("not this")
+    source = open_source(str(tmp_path / "a[1].txt"))
+
+    assert [Document(0, "a[1].txt", "this")] == read_all(source, list(source.chunks(10)))
+
+
+def test_a_name_that_is_no_text(tmp_path: Path) -> None:
+    """
+    A file whose name is no UTF-8 is read, and its id tells the bytes.
+    """
+    with open(os.path.join(os.fsencode(tmp_path), b"a\xff.txt"), "wb") as file:
+        file.write(b"text")
+    source = open_source(str(tmp_path))
+
+    (item,) = read_all(source, list(source.chunks(1)))
+
+    assert ("text", "a\\udcff.txt") == (item.text if isinstance(item, Document) else "", item.custom_id)
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ([], "no object"),
+        ([".hidden.jsonl", "_SUCCESS"], "no object"),
+        (["a.csv"], r"a\.csv is not known"),
+        (["a.jsonl", "README.md"], "lie together"),
+    ],
+)
+def test_an_input_that_is_none(tmp_path: Path, names: list[str], message: str) -> None:
+    """
+    A folder without anything to read, or with what is not known, is refused, rather than read in part.
+    """
+    for name in names:
+        (tmp_path / name).write_bytes(b'{"text": "a"}\n')
+
+    with pytest.raises(SourceError, match=message):
+        list(open_source(str(tmp_path)).chunks(10))
+
+
+def test_a_format_that_is_said(tmp_path: Path) -> None:
+    """
+    A name says nothing where the job says it.
+    """
+    (tmp_path / "in.csv").write_bytes(b'{"text": "a"}\n')
+    source = open_source(str(tmp_path / "in.csv"), format="jsonl")
+
+    assert [Document(0, "row-0", "a")] == read_all(source, list(source.chunks(10)))
+    with pytest.raises(SettingsError, match="want one of jsonl"):
+        open_source(str(tmp_path), format="csv")
+    with pytest.raises(SettingsError, match="object store"):
+        open_source("http://host/in.jsonl")
+
+
+@pytest.mark.parametrize("save", [save_gzip, save_zstd, save_parquet])
+@pytest.mark.parametrize("fault", ["cut", "damaged"])
+def test_a_file_that_is_not_whole(tmp_path: Path, save: Save, fault: str) -> None:
+    """
+    A packed file that ends in the middle, or was damaged, is no input with fewer rows, but an error.
+    """
+    path = save(tmp_path, documents(500))
+    data = bytearray(path.read_bytes().rstrip(b"\0"))
+    if fault == "cut":
+        del data[-20:]
+    else:
+        middle = len(data) // 2 if save is not save_parquet else len(data) - 30
+        data[middle : middle + 20] = b"?" * 20
+    path.write_bytes(data)
+
+    with pytest.raises(SourceError, match=path.name):
+        list(open_source(str(path)).chunks(10))
+
+
+def test_a_bomb_is_unpacked_in_bounded_memory(tmp_path: Path) -> None:
+    """
+    A line of 200 MB in a small file is one fault.
+    """
+    with gzip.open(tmp_path / "in.jsonl.gz", "wb", compresslevel=1) as file:
+        for _ in range(200):
+            file.write(b"x" * 1_000_000)
+    (tmp_path / "in2.jsonl.zst").write_bytes(zstandard.ZstdCompressor(level=1).compress(b"x" * 200_000_000))
+    source = open_source(str(tmp_path))
+
+    tracemalloc.start()
+    (first, second) = read_all(source, list(source.chunks(10)))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert ["200,000,000 bytes"] * 2 == [
+        str(item.message).partition(":")[0] for item in (first, second) if isinstance(item, RowFault)
+    ]
+    assert peak < 80_000_000
+
+
+def counted_ranges(source: Source, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sizes of all windows that are read from now on."""
+    store = source._location.store
+    sizes: list[int] = []
+    get_range = store.get_range
+
+    def counting(url: str, start: int, length: int, etag: str | None = None) -> bytes:
+        data = get_range(url, start, length, etag)
+        sizes.append(len(data))
+        return data
+
+    monkeypatch.setattr(store, "get_range", counting)
+    return sizes
+
+
+@pytest.mark.parametrize("save", FORMATS)
+def test_chunks_in_order_are_one_way_through_the_input(
+    tmp_path: Path, save: Save, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    However many chunks an input has, reading them in order fetches it about once.
+    """
+    path = save(tmp_path, documents(2000))
+    source = open_source(str(path))
+    chunks = list(source.chunks(50))
+    sizes = counted_ranges(source, monkeypatch)
+
+    read_all(source, chunks)
+
+    assert sum(sizes) < 1.5 * path.stat().st_size + 70_000
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    """A table with a wide column beside what is wanted."""
+    rng = random.Random(0)
+    rows = [{"custom_id": row, "text": f"t{row}", "wide": rng.randbytes(1000).hex()} for row in range(2000)]
+    path = tmp_path / "in.parquet"
+    pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=500)
+    return path
+
+
+def test_only_wanted_columns_of_a_table_are_fetched(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    Planning fetches the ids, and reading the columns that are named.
+    """
+    source = open_source(str(table), fields=["nothing"])
+    sizes = counted_ranges(source, monkeypatch)
+
+    found = read_all(source, list(source.chunks(100)))
+
+    assert [Document(row, str(row), f"t{row}") for row in range(2000)] == found
+    assert sum(sizes) < table.stat().st_size / 10
+
+
+def test_values_of_a_table_become_json(tmp_path: Path) -> None:
+    """
+    Times, decimals, bytes, nested values and numbers that are none become what JSON has.
+    """
+    row = {
+        "text": "t",
+        "when": datetime.datetime(2026, 11, 30, 1, 2, 3, tzinfo=datetime.UTC),
+        "day": datetime.date(2026, 11, 30),
+        "price": Decimal("1.50"),
+        "raw": b"\x00\xff",
+        "nan": float("nan"),
+        "nested": {"list": [{"at": datetime.date(2026, 1, 1)}, None, {"at": datetime.date(2026, 1, 2)}]},
+        "no": None,
+    }
+    pq.write_table(pa.Table.from_pylist([row]), tmp_path / "in.parquet")
+    source = open_source(str(tmp_path / "in.parquet"))
+
+    (item,) = read_all(source, list(source.chunks(1)))
+
+    assert isinstance(item, Document)
+    assert {
+        "when": "2026-11-30T01:02:03+00:00",
+        "day": "2026-11-30",
+        "price": "1.50",
+        "raw": "AP8=",
+        "nan": None,
+        "nested": {"list": [{"at": "2026-01-01"}, None, {"at": "2026-01-02"}]},
+        "no": None,
+    } == item.fields
+
+
+def test_faults_of_a_table(tmp_path: Path) -> None:
+    """
+    Rows of a table have the faults that lines have; text that is no UTF-8 costs its own row alone.
+    """
+    texts = pa.StringArray.from_buffers(5, *string_buffers([b"good", b"\xff", b"fine", b"", b"x" * 200]))
+    pq.write_table(pa.table({"custom_id": ["a", "b", "c", "d", "e"], "text": texts}), tmp_path / "in.parquet")
+    source = open_source(str(tmp_path / "in.parquet"), max_line_bytes=100)
+
+    found = read_all(source, list(source.chunks(10)))
+
+    assert ["good", "invalid_encoding", "fine", "empty_text", "line_too_long"] == [
+        item.text if isinstance(item, Document) else item.code for item in found
+    ]
+
+
+def string_buffers(values: list[bytes]) -> tuple[pa.Buffer, pa.Buffer]:
+    """A column of text of any bytes, as other writers make it."""
+    offsets = [0]
+    for value in values:
+        offsets.append(offsets[-1] + len(value))
+    return pa.array(offsets, pa.int32()).buffers()[1], pa.py_buffer(b"".join(values))
+
+
+def test_a_table_without_the_column_of_texts(table: Path) -> None:
+    """
+    That none of a million rows has a text is said once, with the columns that there are.
+    """
+    with pytest.raises(SourceError, match="no column 'body': it has custom_id, text, wide"):
+        list(open_source(str(table), text_field="body").chunks(10))
