@@ -21,6 +21,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from itertools import islice
 from typing import Generic, TypeVar
 
 from pagemill.client import Client
@@ -323,7 +324,12 @@ class Runner(Generic[C, R]):
         if time.monotonic() - self._told_at > GRACE_S:
             self._pending.extend(self._sent.values())
         while self._pending:
-            self._end(_unsent(self._pending.popleft(), status, failure))
+            # an earlier run may have submitted some, and have been killed before it wrote their answers
+            waiting = list(islice(self._pending, SLICE))
+            found = {one.job_id: one for one in self._client.results_of((job.id for job in waiting), self._model)}
+            for job in waiting:
+                self._pending.popleft()
+                self._end(found.get(job.id) or _unsent(job, status, failure))
 
     def _hand_over(self, writers: ThreadPoolExecutor, *, idle: bool) -> None:
         """Have complete chunks written; wait for that where there is nothing else to do."""

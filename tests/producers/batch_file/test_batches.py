@@ -378,3 +378,26 @@ def test_an_input_that_was_deleted_fails_its_batch(
 
     assert record.errors is not None
     assert ("failed", "invalid_input_file") == (record.status, record.errors.data[0].code)
+
+
+def test_answers_that_came_while_no_server_ran_are_kept_after_a_cancel(
+    server_url: str, queue: str, root: str, client: Client, files: FileKeeper, batches: BatchRunner
+) -> None:
+    """
+    What the queue had answered before the cancel is in the output, though nobody had written it down.
+    """
+    with RunningService(server_url, queue, engine=FakeEngine(tokens_per_s=2000)):
+        wait_for(client.workers)
+        lines = [chat_line(number) for number in range(1500)]
+        batch = batches.create(TENANT, input_file_id=upload(files, lines), endpoint=CHAT)
+        with serving(root, client, Capacity(batches=1, jobs=128)):
+            wait_for(lambda: 100 < batches.get(TENANT, batch.id).request_counts.completed, 20)
+        wait_for(lambda: (totals := client.stats().totals)["accepted"] == totals["done"])
+        batches.cancel(TENANT, batch.id)
+        with serving(root, client):
+            record = ended(batches, batch.id)
+
+    answered = client.stats().totals["done"]
+    assert answered < 1500
+    assert ("cancelled", answered) == (record.status, record.request_counts.completed)
+    assert answered == len(content(files, record.output_file_id))
