@@ -184,6 +184,14 @@ def demo(context: typer.Context) -> NoReturn:
 
 
 @app.command(context_settings=_PASS_ON)
+def gateway(context: typer.Context) -> NoReturn:
+    """Serve OpenAI's HTTP API from a queue, until SIGTERM. `pagemill gateway --help` has its flags."""
+    named = {"--redis-url": "redis_url", "--queue": "queue", "--object-store": "object_store"}
+    flags = [text for flag, name in named.items() if context.obj[name] for text in (flag, context.obj[name])]
+    _become("producers.gateway", context.args if context.args[:1] == ["keys"] else [*flags, *context.args])
+
+
+@app.command(context_settings=_PASS_ON)
 def bulk(context: typer.Context) -> NoReturn:
     """Summarise, classify or translate many documents: run, plan, status, resume, report."""
     hand_down(context)

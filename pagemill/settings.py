@@ -23,7 +23,10 @@ PREFIX = "PAGEMILL_"
 RESERVED = frozenset({"config", "cache"})
 
 # tables of the file that are no settings: other parts of Pagemill read them
-SECTIONS = frozenset({"bulk"})
+SECTIONS = frozenset({"bulk", "gateway"})
+
+# how the names of other parts' settings begin in the environment
+OTHERS = (f"{PREFIX}GATEWAY_",)
 
 
 class Settings(BaseSettings):
@@ -118,7 +121,11 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _environment(environment: Mapping[str, str]) -> dict[str, str]:
-    return {name.removeprefix(PREFIX).lower(): value for name, value in environment.items() if name.startswith(PREFIX)}
+    return {
+        name.removeprefix(PREFIX).lower(): value
+        for name, value in environment.items()
+        if name.startswith(PREFIX) and not name.startswith(OTHERS)
+    }
 
 
 def _refuse_unknown(given: Mapping[str, object], known: set[str], where: str, *, strict: bool = True) -> None:

@@ -13,7 +13,7 @@ from pydantic_core import from_json
 from producers.openai_api.errors import bad_request, of_validation
 from producers.openai_api.fields import Sampling, Taken, TokenId, only, unless_null, wrong
 
-R = TypeVar("R", bound=Sampling)
+T = TypeVar("T", bound=Taken)
 
 # prompts of one request; each is a job
 MAX_PROMPTS = 256
@@ -165,7 +165,7 @@ def read_json(body: bytes) -> dict[str, Any]:
     return value
 
 
-def parse(kind: type[R], fields: dict[str, Any]) -> R:
+def parse(kind: type[T], fields: dict[str, Any]) -> T:
     """
     Validate the fields of a request.
 

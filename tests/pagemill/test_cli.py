@@ -18,7 +18,20 @@ from pagemill.schema import Completion, Failure, Job, Result, Usage
 from tests.support.servers import wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMANDS = ("submit", "result", "status", "cancel", "batch", "dead", "tenants", "lanes", "worker", "demo", "models")
+COMMANDS = (
+    "submit",
+    "result",
+    "status",
+    "cancel",
+    "batch",
+    "dead",
+    "tenants",
+    "lanes",
+    "worker",
+    "demo",
+    "gateway",
+    "models",
+)
 
 
 @pytest.fixture

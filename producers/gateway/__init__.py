@@ -1,0 +1,1 @@
+"""The HTTP gateway: OpenAI's API in front of a queue."""

@@ -1,0 +1,104 @@
+"""
+Runs the gateway until SIGTERM, and makes API keys.
+
+    python -m producers.gateway --keys-file keys.toml --port 8000
+    python -m producers.gateway keys create --name alice --requests-per-minute 60
+"""
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from pagemill.errors import PagemillError, SettingsError
+from pagemill.settings import ClientSettings
+from producers.gateway import api_keys
+from producers.gateway.settings import GatewaySettings
+
+log = logging.getLogger("pagemill.gateway")
+
+_LIMITS = ("requests_per_minute", "tokens_per_minute", "tokens_per_day")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        if given[:1] == ["keys"]:
+            return create_key(given[1:])
+        return serve(given)
+    except PagemillError as error:
+        print(f"pagemill gateway: {error}", file=sys.stderr)
+        return 2 if isinstance(error, SettingsError) else 1
+
+
+def create_key(arguments: Sequence[str]) -> int:
+    """Print a new key, once, and the lines that belong into the file of keys."""
+    parser = argparse.ArgumentParser(prog="pagemill gateway keys")
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    create = verbs.add_parser("create", help="make a key")
+    create.add_argument("--name", required=True, help="what the file of keys calls it")
+    create.add_argument("--tenant", help="who pays in the queue; the name, if not given")
+    for limit in _LIMITS:
+        create.add_argument(f"--{limit.replace('_', '-')}", type=int)
+    given = parser.parse_args(arguments)
+    key = api_keys.new_key()
+    limits = {limit: getattr(given, limit) for limit in _LIMITS}
+    lines = api_keys.entry(given.name, key, tenant=given.tenant, limits=limits)
+    print(f"The key, which is shown this once:\n\n    {key}\n\nFor the file of keys:\n", file=sys.stderr, flush=True)
+    print(lines)
+    return 0
+
+
+def serve(arguments: Sequence[str]) -> int:
+    """Listen until SIGTERM or Ctrl-C; running requests may then go on for `grace_s`."""
+    given = vars(_parser().parse_args(arguments))
+    place = {name: given.pop(name) for name in ("redis_url", "queue", "object_store")}
+    settings = GatewaySettings.load(**given)
+    queue = ClientSettings.load(strict=False, **place)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    # a quarter of a second of imports that `keys` and `--help` need not pay
+    import uvicorn
+
+    from producers.gateway.app import create_app
+
+    config = uvicorn.Config(
+        create_app(settings, queue),
+        host=settings.host,
+        port=settings.port,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=60,
+        timeout_graceful_shutdown=max(1, round(settings.grace_s)),
+    )
+    socket = config.bind_socket()
+    host, port = socket.getsockname()[:2]
+    log.info("listening: url=http://%s:%d queue=%s", host, port, queue.queue)
+    uvicorn.Server(config).run(sockets=[socket])
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="pagemill gateway",
+        description="OpenAI's API in front of a queue. `pagemill gateway keys create --name NAME` makes an API key.",
+        epilog="Each flag is also PAGEMILL_GATEWAY_<NAME>, or a line under [gateway] in pagemill.toml.",
+    )
+    parser.add_argument("--redis-url", help="the queue's server")
+    parser.add_argument("--queue", help="its name there")
+    parser.add_argument("--object-store", help="where files, large payloads and results are")
+    for name, field in GatewaySettings.model_fields.items():
+        flag = f"--{name.replace('_', '-')}"
+        options: dict[str, Any] = {"help": (field.description or "").replace("%", "%%"), "default": None}
+        if field.annotation is bool:
+            parser.add_argument(flag, action=argparse.BooleanOptionalAction, **options)
+        elif field.annotation == list[str]:
+            parser.add_argument(flag, action="append", **options)
+        else:
+            parser.add_argument(flag, **options)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

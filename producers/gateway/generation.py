@@ -1,0 +1,210 @@
+"""One request's way through the queue: let in, submitted, followed, and settled, whatever becomes of it."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Sequence
+
+from pagemill.errors import PagemillError
+from pagemill.messages import TERMINAL_STATES
+from pagemill.schema import Job, Result
+from producers.gateway.api_keys import ApiKey
+from producers.gateway.limits import OverLimit, Ticket
+from producers.gateway.state import Gateway
+from producers.openai_api.chunks import Chunks, error_event
+from producers.openai_api.errors import ApiError, of_pagemill
+
+log = logging.getLogger("pagemill.gateway")
+
+# an error that comes within so long is an HTTP status; after that the response has begun
+PATIENCE_S = 10.0
+
+# what keeps proxies from closing a stream that waits
+KEEP_ALIVE = b": waiting\n\n"
+
+# how long a job that nobody waits for any more is watched for what it took
+AFTERMATH_S = 120.0
+
+
+class Generation:
+    """
+    The jobs of one request, from admission to settlement.
+
+        await generation.enter()
+        try:
+            results = await generation.results()
+        finally:
+            generation.close()
+
+    Closed early, as by a client that left, it cancels what runs; jobs under an idempotency key go on, as
+    their caller may ask again.
+    """
+
+    def __init__(self, gateway: Gateway, key: ApiKey, jobs: Sequence[Job], *, route: str, began: float) -> None:
+        self._gateway = gateway
+        self._key = key
+        self._jobs = jobs
+        self._route = route
+        self._began = began
+        self._ticket: Ticket | None = None
+        # by place: the job that stands for each of them, and how it ended
+        self._ids: list[str] = []
+        self._results: dict[int, Result] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def enter(self) -> None:
+        """
+        Raises:
+            ApiError: the request cannot be let in, or the queue refuses it.
+        """
+        gateway = self._gateway
+        if gateway.in_flight >= gateway.settings.max_in_flight:
+            gateway.metrics.refused.labels("in_flight").inc()
+            raise ApiError(503, "too many requests are under way: try again", code="overloaded", retry_after_s=1.0)
+        self._count(1)
+        try:
+            self._ticket = await gateway.limiter.take(self._key, sum(job.estimated_tokens() for job in self._jobs))
+            await self._submit()
+        except BaseException as error:
+            self._count(-1)
+            self._leave()
+            if isinstance(error, PagemillError | ApiError):
+                raise self._refusal(error) from None
+            raise
+
+    def close(self) -> None:
+        """Let go of the jobs; cancels those that run."""
+        self._count(-1)
+        for task in self._tasks:
+            task.cancel()
+        self._leave()
+
+    @property
+    def name(self) -> str:
+        """The job that the request is known by."""
+        return self._ids[0]
+
+    async def results(self) -> list[Result]:
+        """
+        How its jobs ended, in order.
+
+        Raises:
+            ApiError: the queue cannot be reached, or the time is over.
+        """
+        try:
+            found = await asyncio.gather(*map(self._result, range(len(self._ids))))
+        except PagemillError as error:
+            raise of_pagemill(error) from None
+        return list(found)
+
+    async def _result(self, place: int) -> Result:
+        result = await self._gateway.hub.result(self._ids[place], wait_s=self._wait_s)
+        self._results[place] = result
+        return result
+
+    async def events(self, chunks: Chunks) -> AsyncIterator[bytes]:
+        """
+        The events of its stream. Waits for the first, and for nothing more than PATIENCE_S before it.
+
+        Raises:
+            ApiError: before the first event; after it the error is the last event.
+        """
+        queue: asyncio.Queue[bytes | ApiError | None] = asyncio.Queue()
+        self._tasks = [asyncio.create_task(self._follow(place, chunks, queue)) for place in range(len(self._ids))]
+        num_open, begun = len(self._tasks), False
+        while num_open:
+            parts = await _parts(queue)
+            data = b"".join(part for part in parts if isinstance(part, bytes))
+            error = next((part for part in parts if isinstance(part, ApiError)), None)
+            num_open -= parts.count(None)
+            if error is not None:
+                if not begun and not data:
+                    raise error
+                yield data + error_event(error)
+                return
+            if data or not parts:
+                begun = True
+                yield data or KEEP_ALIVE
+        yield b"".join(chunks.close())
+
+    async def _follow(self, place: int, chunks: Chunks, queue: "asyncio.Queue[bytes | ApiError | None]") -> None:
+        first = True
+        try:
+            async for item in self._gateway.hub.follow(self._ids[place], wait_s=self._wait_s):
+                if isinstance(item, Result):
+                    self._results[place] = item
+                    queue.put_nowait(b"".join(chunks.end(place, item)))
+                    continue
+                if first and place == 0:
+                    waited_s = time.monotonic() - self._began
+                    self._gateway.metrics.first_token.labels(self._route).observe(waited_s)
+                first = False
+                queue.put_nowait(chunks.text(place, item))
+            queue.put_nowait(None)
+        except PagemillError as error:
+            queue.put_nowait(of_pagemill(error))
+        except ApiError as error:
+            queue.put_nowait(error)
+        except Exception:
+            log.exception("a stream failed: job=%s", self._ids[place])
+            queue.put_nowait(ApiError(500, "the gateway failed", code="internal_error"))
+
+    @property
+    def _wait_s(self) -> float:
+        # the queue ends the job at its deadline; a little later than that somebody is wrong
+        return self._gateway.settings.timeout_s + 30.0
+
+    async def _submit(self) -> None:
+        outcomes = await asyncio.gather(*map(self._gateway.submitter.submit, self._jobs), return_exceptions=True)
+        errors = [one for one in outcomes if isinstance(one, BaseException)]
+        self._ids = [one.job_id for one in outcomes if not isinstance(one, BaseException)]
+        if errors:
+            raise errors[0]
+
+    def _refusal(self, error: PagemillError | ApiError) -> ApiError:
+        refused = error if isinstance(error, ApiError) else of_pagemill(error)
+        reason = error.limit if isinstance(error, OverLimit) else refused.code or "other"
+        self._gateway.metrics.refused.labels(reason).inc()
+        return refused
+
+    def _count(self, by: int) -> None:
+        self._gateway.in_flight += by
+        self._gateway.metrics.in_flight.inc(by)
+
+    def _leave(self) -> None:
+        """Whatever is left to do goes on beside the requests."""
+        if self._ticket is not None:
+            self._gateway.start(self._settle(self._ticket))
+
+    async def _settle(self, ticket: Ticket) -> None:
+        try:
+            await self._await_the_rest()
+            used = [self._results[place].usage for place in sorted(self._results)]
+            prompt, answer = sum(one.prompt_tokens for one in used), sum(one.completion_tokens for one in used)
+            self._gateway.metrics.tokens.labels("prompt").inc(prompt)
+            self._gateway.metrics.tokens.labels("completion").inc(answer)
+            await self._gateway.limiter.settle(ticket, prompt + answer)
+        except PagemillError as error:
+            # the estimate stays charged: a bucket fills again, a day ends
+            log.warning("a request was not settled: %s", error)
+
+    async def _await_the_rest(self) -> None:
+        """Cancel the jobs that nobody waits for, and see what they took."""
+        for place, job_id in enumerate(self._ids):
+            if place in self._results or self._jobs[place].idempotency_key is not None:
+                continue
+            if await self._gateway.client.cancel(job_id) in TERMINAL_STATES or not self._gateway.stopping:
+                self._results[place] = await self._gateway.hub.result(job_id, wait_s=AFTERMATH_S)
+
+
+async def _parts(queue: "asyncio.Queue[bytes | ApiError | None]") -> list[bytes | ApiError | None]:
+    """What is there by now, at least one; nothing where nothing came within PATIENCE_S."""
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            parts = [await queue.get()]
+    except TimeoutError:
+        return []
+    # one write for all that came meanwhile
+    while not queue.empty():
+        parts.append(queue.get_nowait())
+    return parts

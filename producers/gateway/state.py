@@ -1,0 +1,103 @@
+"""What all routes share: the doors to the queue, the keys and their limits, the counters."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from pagemill.async_client import AsyncClient
+from pagemill.catalogue import Catalogue
+from pagemill.connection import connect, connect_async
+from pagemill.object_store import ObjectStore, open_store
+from pagemill.settings import ClientSettings
+from pagemill.stream_hub import StreamHub
+from pagemill.submitter import Submitter
+from producers.gateway.api_keys import KeyRing
+from producers.gateway.batch_keeper import BatchKeeper
+from producers.gateway.limits import Limiter
+from producers.gateway.metrics import Metrics
+from producers.gateway.records import Records
+from producers.gateway.settings import GatewaySettings
+
+
+@dataclass(slots=True)
+class Gateway:
+    """
+    One gateway process.
+
+    Args:
+        keys: None serves anybody.
+        store: Where files are; None where the operator gave none.
+        in_flight: Generations that are under way.
+    """
+
+    settings: GatewaySettings
+    client: AsyncClient
+    submitter: Submitter
+    hub: StreamHub
+    catalogue: Catalogue
+    limiter: Limiter
+    keys: KeyRing | None
+    metrics: Metrics
+    store: ObjectStore | None
+    records: Records
+    batches: BatchKeeper
+    drop_lines: list[re.Pattern[str]]
+    in_flight: int = 0
+    stopping: bool = False
+    _tasks: set["asyncio.Task[None]"] = field(default_factory=set)
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do something beside the requests; what is left of it at the end is waited for."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def finish(self, wait_s: float) -> None:
+        """Wait for what was started beside the requests."""
+        self.stopping = True
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=wait_s)
+
+
+@asynccontextmanager
+async def open_gateway(
+    settings: GatewaySettings, queue: ClientSettings, keys: KeyRing | None
+) -> AsyncIterator[Gateway]:
+    """Connections, opened when they are first used."""
+    redis = connect_async(queue.redis_url)
+    store = open_store(queue.object_store) if queue.object_store is not None else None
+    client = AsyncClient(
+        queue.redis_url, queue=queue.queue, object_store=store, max_queued_tokens=queue.max_queued_tokens
+    )
+    hub = StreamHub(client)
+    blocking = connect(queue.redis_url)
+    records = Records(blocking, queue.queue, settings.file_ttl_s)
+    catalogue = Catalogue(client)
+    keeper = BatchKeeper(queue, store, records, catalogue, settings)
+    gateway = Gateway(
+        settings=settings,
+        client=client,
+        submitter=Submitter(client),
+        hub=hub,
+        catalogue=catalogue,
+        limiter=Limiter(redis),
+        keys=keys,
+        metrics=Metrics(),
+        store=store,
+        records=records,
+        batches=keeper,
+        drop_lines=[re.compile(one) for one in settings.drop_system_lines],
+    )
+    keeper.begin()
+    try:
+        yield gateway
+    finally:
+        await keeper.end()
+        await gateway.finish(5.0)
+        await hub.close()
+        await client.close()
+        await redis.aclose()
+        blocking.close()
