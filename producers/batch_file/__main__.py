@@ -30,8 +30,7 @@ from producers.batch_file.errors import BatchFileError, Interrupted
 from producers.batch_file.local import Summary, errors_beside, run_file, spool
 from producers.batch_file.plan import ROWS_PER_CHUNK, Order
 from producers.batch_file.server import BatchServer, Capacity
-from producers.batch_file.service import FOLDER
-from producers.batch_file.urls import inside
+from producers.batch_file.service import folder_of
 from producers.batch_file.work import BatchFile, Progress
 from producers.bulk.errors import BulkError
 from producers.bulk.io_errors import SourceError
@@ -91,8 +90,8 @@ def _work(options: argparse.Namespace, order: Order, output: str, errors: str) -
 def _serve(options: argparse.Namespace) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     with Client(options.redis_url, queue=options.queue, object_store=options.object_store) as client:
-        root = ClientSettings.load(strict=False, object_store=options.object_store).object_store
-        if root is None:
+        place = ClientSettings.load(strict=False, queue=options.queue, object_store=options.object_store)
+        if place.object_store is None:
             raise SettingsError("batches are kept in an object store: set PAGEMILL_OBJECT_STORE or --object-store")
         capacity = Capacity(
             batches=options.batches,
@@ -102,7 +101,7 @@ def _serve(options: argparse.Namespace) -> int:
             max_bytes=options.max_mb * 1024 * 1024,
             ttl_s=options.ttl_days * 86400 if options.ttl_days else None,
         )
-        server = BatchServer(inside(root, FOLDER), client, capacity)
+        server = BatchServer(folder_of(place.object_store, place.queue), client, capacity)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: server.stop())
         server.run()

@@ -8,14 +8,17 @@ from hashlib import blake2b
 from pagemill.errors import ObjectNotFound
 from pagemill.ids import uuid7
 from pagemill.object_store import ObjectStore, open_store
+from pagemill.objects import ObjectStat
 from producers.batch_file.many import page_of
 from producers.batch_file.records import FileRecord, Page
 from producers.batch_file.urls import inside
 from producers.batch_file.work import Place
-from producers.bulk.windows import windows
 from producers.openai_api.errors import ApiError, bad_request
 
 MAX_BYTES = 200 * 1024 * 1024
+
+# read in pieces of that size: callers may be many, and slow
+PIECE_BYTES = 1024 * 1024
 
 # what callers of the API know; only files for batches are of use here
 PURPOSES = ("assistants", "batch", "evals", "fine-tune", "user_data", "vision")
@@ -122,7 +125,7 @@ class Files:
             stat = place.store.stat(place.url)
         except ObjectNotFound:
             raise _unknown(file_id) from None
-        return windows(place.store, place.url, stat.etag, 0, stat.size)
+        return _pieces(place, stat)
 
     def delete(self, tenant: str, file_id: str) -> None:
         """
@@ -186,6 +189,14 @@ class Files:
         self._store.delete(self._store.url(f"files/{tenant}/{file_id}"))
         place = self.place(tenant, file_id)
         place.store.delete(place.url)
+
+
+def _pieces(place: Place, stat: ObjectStat) -> Iterator[bytes]:
+    start = 0
+    while start < stat.size:
+        piece = place.store.get_range(place.url, start, min(PIECE_BYTES, stat.size - start), stat.etag)
+        yield piece
+        start += len(piece)
 
 
 def output_id(batch_id: str, kind: str) -> str:

@@ -18,8 +18,10 @@ from producers.batch_file.files import MAX_BYTES, Files
 from producers.batch_file.records import BatchRecord, FileRecord, Page
 from producers.batch_file.urls import inside
 
-# of the object store: where all of this lies
-FOLDER = "openai"
+
+def folder_of(object_store: str, queue: str) -> str:
+    """Where all of this lies in an object store: each queue's apart, as the leases of who works on it are."""
+    return inside(object_store, f"openai/{queue}")
 
 
 class FileKeeper(Protocol):
@@ -87,18 +89,19 @@ class BatchRunner(Protocol):
 
 
 def open_service(
-    object_store: str, *, max_bytes: int = MAX_BYTES, ttl_s: int | None = None
+    object_store: str, queue: str, *, max_bytes: int = MAX_BYTES, ttl_s: int | None = None
 ) -> tuple[FileKeeper, BatchRunner]:
     """
-    The files and batches that lie in an object store.
+    The files and batches of a queue's gateways.
 
     Args:
         object_store: Its URL, as `ClientSettings.object_store`.
+        queue: The gateway's own.
         max_bytes: Of an upload.
         ttl_s: How long an upload is kept; None for ever.
 
     Raises:
         SettingsError: it is no URL of a store.
     """
-    root = inside(object_store, FOLDER)
+    root = folder_of(object_store, queue)
     return Files(root, max_bytes=max_bytes, ttl_s=ttl_s), Batches(root)

@@ -12,7 +12,7 @@ import pytest
 from pagemill.client import Client
 from producers.batch_file.records import BatchRecord, RequestCounts
 from producers.batch_file.server import BatchServer, Capacity
-from producers.batch_file.service import FOLDER, BatchRunner, FileKeeper, open_service
+from producers.batch_file.service import BatchRunner, FileKeeper, folder_of, open_service
 from producers.openai_api.errors import ApiError
 from tests.support.batch_files import CHAT, chat_line, ids_of
 from tests.support.servers import wait_for
@@ -28,19 +28,19 @@ def root(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def files(root: str) -> FileKeeper:
-    return open_service(root)[0]
+def files(root: str, queue: str) -> FileKeeper:
+    return open_service(root, queue)[0]
 
 
 @pytest.fixture
-def batches(root: str) -> BatchRunner:
-    return open_service(root)[1]
+def batches(root: str, queue: str) -> BatchRunner:
+    return open_service(root, queue)[1]
 
 
 @contextmanager
-def serving(root: str, client: Client, capacity: Capacity | None = None) -> Iterator[BatchServer]:
+def serving(root: str, queue: str, client: Client, capacity: Capacity | None = None) -> Iterator[BatchServer]:
     """A server on a thread, stopped in order at the end."""
-    server = BatchServer(f"{root}/{FOLDER}", client, capacity or Capacity(), poll_s=0.02, lease_s=2.0)
+    server = BatchServer(folder_of(root, queue), client, capacity or Capacity(), poll_s=0.02, lease_s=2.0)
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
@@ -71,7 +71,9 @@ def ended(batches: BatchRunner, batch_id: str, timeout_s: float = 30.0) -> Batch
 
 
 @pytest.mark.usefixtures("service")
-def test_a_batch_completes_with_its_files(root: str, client: Client, files: FileKeeper, batches: BatchRunner) -> None:
+def test_a_batch_completes_with_its_files(
+    root: str, queue: str, client: Client, files: FileKeeper, batches: BatchRunner
+) -> None:
     """
     Its lines are in the output and error files, its times in order, and its counts add up.
     """
@@ -80,7 +82,7 @@ def test_a_batch_completes_with_its_files(root: str, client: Client, files: File
     batch = batches.create(TENANT, input_file_id=upload(files, lines), endpoint=CHAT, metadata={"night": "monday"})
     assert "validating" == batch.status
 
-    with serving(root, client):
+    with serving(root, queue, client):
         record = ended(batches, batch.id)
 
     assert ("completed", "fake", {"night": "monday"}) == (record.status, record.model, record.metadata)
@@ -92,20 +94,20 @@ def test_a_batch_completes_with_its_files(root: str, client: Client, files: File
     assert ["line-7"] == ids_of(content(files, record.error_file_id))
     output = files.get(TENANT, record.output_file_id or "")
     assert ("batch_output", f"{batch.id}_output.jsonl") == (output.purpose, output.filename)
-    folder = Path(root.removeprefix("file://")) / FOLDER
+    folder = Path(folder_of(root, queue).removeprefix("file://"))
     assert [] == [path for name in ("open", "work") for path in (folder / name).rglob("*") if path.is_file()]
 
 
 @pytest.mark.usefixtures("service")
 def test_an_error_file_is_there_only_for_errors(
-    root: str, client: Client, files: FileKeeper, batches: BatchRunner
+    root: str, queue: str, client: Client, files: FileKeeper, batches: BatchRunner
 ) -> None:
     """
     A batch without a failed line has no error file.
     """
     batch = batches.create(TENANT, input_file_id=upload(files, [chat_line(0)]), endpoint=CHAT)
 
-    with serving(root, client):
+    with serving(root, queue, client):
         record = ended(batches, batch.id)
 
     assert record.output_file_id is not None
@@ -118,14 +120,20 @@ def test_an_error_file_is_there_only_for_errors(
     [([], "empty_file"), ([chat_line(0, model="gpt-9")], "model_not_found"), ([{}], "invalid_custom_id")],
 )
 def test_a_file_that_cannot_run_fails_with_its_lines(
-    root: str, client: Client, files: FileKeeper, batches: BatchRunner, lines: list[dict[str, Any]], code: str
+    root: str,
+    queue: str,
+    client: Client,
+    files: FileKeeper,
+    batches: BatchRunner,
+    lines: list[dict[str, Any]],
+    code: str,
 ) -> None:
     """
     A file without any line that could run fails, and says what is wrong with which line.
     """
     batch = batches.create(TENANT, input_file_id=upload(files, lines), endpoint=CHAT)
 
-    with serving(root, client):
+    with serving(root, queue, client):
         record = ended(batches, batch.id)
 
     assert "failed" == record.status
@@ -143,7 +151,7 @@ def test_a_cancelled_batch_keeps_what_it_has(
     """
     with (
         RunningService(server_url, queue, engine=FakeEngine(tokens_per_s=400, max_num_seqs=4)),
-        serving(root, client, Capacity(batches=1, jobs=32)),
+        serving(root, queue, client, Capacity(batches=1, jobs=32)),
     ):
         wait_for(client.workers)
         lines = [chat_line(number, max_tokens=8) for number in range(2000)]
@@ -177,7 +185,7 @@ def test_a_batch_that_is_late_expires(
     """
     with (
         RunningService(server_url, queue, engine=FakeEngine(tokens_per_s=200, max_num_seqs=4)),
-        serving(root, client, Capacity(batches=1, jobs=16)),
+        serving(root, queue, client, Capacity(batches=1, jobs=16)),
     ):
         wait_for(client.workers)
         lines = [chat_line(number, max_tokens=8) for number in range(400)]
@@ -214,7 +222,7 @@ def test_a_batch_expires_where_no_worker_lives(
         completion_window="1s",
     )
 
-    with serving(root, client):
+    with serving(root, queue, client):
         record = ended(batches, batch.id)
 
     assert ("expired", 600) == (record.status, record.request_counts.failed)
@@ -222,7 +230,9 @@ def test_a_batch_expires_where_no_worker_lives(
 
 
 @pytest.mark.usefixtures("service")
-def test_two_servers_share_the_batches(root: str, client: Client, files: FileKeeper, batches: BatchRunner) -> None:
+def test_two_servers_share_the_batches(
+    root: str, queue: str, client: Client, files: FileKeeper, batches: BatchRunner
+) -> None:
     """
     Each batch is run by one of them: no job is submitted twice, and all of them complete.
     """
@@ -231,7 +241,7 @@ def test_two_servers_share_the_batches(root: str, client: Client, files: FileKee
         for _ in range(6)
     ]
 
-    with serving(root, client, Capacity(batches=2)), serving(root, client, Capacity(batches=2)):
+    with serving(root, queue, client, Capacity(batches=2)), serving(root, queue, client, Capacity(batches=2)):
         records = [ended(batches, batch_id) for batch_id in ids]
 
     assert ["completed"] * 6 == [record.status for record in records]
@@ -250,10 +260,10 @@ def test_a_server_that_stops_leaves_its_batch_to_the_next(
         lines = [chat_line(number) for number in range(1500)]
         batch = batches.create(TENANT, input_file_id=upload(files, lines), endpoint=CHAT)
         capacity = Capacity(batches=1, jobs=64)
-        with serving(root, client, capacity):
+        with serving(root, queue, client, capacity):
             wait_for(lambda: 200 < batches.get(TENANT, batch.id).request_counts.completed, 20)
         before = batches.get(TENANT, batch.id)
-        with serving(root, client, capacity):
+        with serving(root, queue, client, capacity):
             record = ended(batches, batch.id)
 
     assert "in_progress" == before.status
@@ -265,7 +275,7 @@ def test_a_server_that_stops_leaves_its_batch_to_the_next(
 
 @pytest.mark.usefixtures("service")
 def test_a_cancelled_batch_needs_no_free_slot(
-    root: str, client: Client, files: FileKeeper, batches: BatchRunner
+    root: str, queue: str, client: Client, files: FileKeeper, batches: BatchRunner
 ) -> None:
     """
     One that waits for its turn is cancelled at once, with all its lines in the error file.
@@ -276,7 +286,7 @@ def test_a_cancelled_batch_needs_no_free_slot(
     ]
     batches.cancel(TENANT, ids[1])
 
-    with serving(root, client, Capacity(batches=1)):
+    with serving(root, queue, client, Capacity(batches=1)):
         record = ended(batches, ids[1])
 
     assert ("cancelled", 20) == (record.status, record.request_counts.failed)
@@ -347,12 +357,14 @@ def test_what_is_another_tenants_is_not_there(files: FileKeeper, batches: BatchR
 
 
 @pytest.mark.usefixtures("service")
-def test_what_has_ended_cannot_be_cancelled(root: str, client: Client, files: FileKeeper, batches: BatchRunner) -> None:
+def test_what_has_ended_cannot_be_cancelled(
+    root: str, queue: str, client: Client, files: FileKeeper, batches: BatchRunner
+) -> None:
     """
     Cancelling comes too late for a batch that is completed.
     """
     batch = batches.create(TENANT, input_file_id=upload(files, [chat_line(0)]), endpoint=CHAT)
-    with serving(root, client):
+    with serving(root, queue, client):
         ended(batches, batch.id)
 
     with pytest.raises(ApiError) as caught:
@@ -364,7 +376,7 @@ def test_what_has_ended_cannot_be_cancelled(root: str, client: Client, files: Fi
 
 @pytest.mark.usefixtures("service")
 def test_an_input_that_was_deleted_fails_its_batch(
-    root: str, client: Client, files: FileKeeper, batches: BatchRunner
+    root: str, queue: str, client: Client, files: FileKeeper, batches: BatchRunner
 ) -> None:
     """
     A file that is gone before its batch begins is told as the batch's fault.
@@ -373,7 +385,7 @@ def test_an_input_that_was_deleted_fails_its_batch(
     batch = batches.create(TENANT, input_file_id=file_id, endpoint=CHAT)
     files.delete(TENANT, file_id)
 
-    with serving(root, client):
+    with serving(root, queue, client):
         record = ended(batches, batch.id)
 
     assert record.errors is not None
@@ -390,11 +402,11 @@ def test_answers_that_came_while_no_server_ran_are_kept_after_a_cancel(
         wait_for(client.workers)
         lines = [chat_line(number) for number in range(1500)]
         batch = batches.create(TENANT, input_file_id=upload(files, lines), endpoint=CHAT)
-        with serving(root, client, Capacity(batches=1, jobs=128)):
+        with serving(root, queue, client, Capacity(batches=1, jobs=128)):
             wait_for(lambda: 100 < batches.get(TENANT, batch.id).request_counts.completed, 20)
         wait_for(lambda: (totals := client.stats().totals)["accepted"] == totals["done"])
         batches.cancel(TENANT, batch.id)
-        with serving(root, client):
+        with serving(root, queue, client):
             record = ended(batches, batch.id)
 
     answered = client.stats().totals["done"]

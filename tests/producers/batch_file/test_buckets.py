@@ -10,8 +10,7 @@ from pagemill.client import Client
 from producers.batch_file.local import run_file
 from producers.batch_file.plan import Order
 from producers.batch_file.server import BatchServer
-from producers.batch_file.service import FOLDER, open_service
-from producers.batch_file.urls import inside
+from producers.batch_file.service import folder_of, open_service
 from tests.support.batch_files import CHAT, chat_line
 from tests.support.seaweed import ACCESS_KEY, BUCKET, SECRET_KEY, Seaweed
 from tests.support.servers import wait_for
@@ -50,16 +49,16 @@ def test_a_file_is_run_from_a_bucket_into_a_bucket(bucket: Seaweed, client: Clie
 
 
 @pytest.mark.usefixtures("service")
-def test_batches_live_in_a_bucket(bucket: Seaweed, client: Client) -> None:
+def test_batches_live_in_a_bucket(bucket: Seaweed, queue: str, client: Client) -> None:
     """
     Upload, create, complete, download and delete, with nothing but the bucket and the queue.
     """
     store = bucket.url("gateway")
-    files, batches = open_service(store)
+    files, batches = open_service(store, queue)
     data = [json.dumps(chat_line(number)).encode() + b"\n" for number in range(30)]
     file = files.create("acme", filename="in.jsonl", purpose="batch", data=data)
     batch = batches.create("acme", input_file_id=file.id, endpoint=CHAT)
-    server = BatchServer(inside(store, FOLDER), client, poll_s=0.05)
+    server = BatchServer(folder_of(store, queue), client, poll_s=0.05)
     thread = threading.Thread(target=server.run)
     thread.start()
     try:

@@ -84,7 +84,7 @@ def test_another_server_goes_on_with_the_batch_of_a_killed_one(served_url: str, 
     kill -9 in the middle: the next server takes the batch over at once and completes it.
     """
     store = (tmp_path / "store").as_uri()
-    files, batches = open_service(store)
+    files, batches = open_service(store, "default")
     source = write_lines(tmp_path / "in.jsonl", (plain_line(number) for number in range(1000)))
     file = files.create("acme", filename="in.jsonl", purpose="batch", data=[source.read_bytes()])
     batch = batches.create("acme", input_file_id=file.id, endpoint="/v1/completions")
