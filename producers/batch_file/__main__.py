@@ -99,7 +99,7 @@ def _serve(options: argparse.Namespace) -> int:
             tokens=options.max_tokens,
             max_lines=options.max_lines,
             max_bytes=options.max_mb * 1024 * 1024,
-            ttl_s=options.ttl_days * 86400 if options.ttl_days else None,
+            ttl_s=options.ttl_s,
         )
         server = BatchServer(folder_of(place.object_store, place.queue), client, capacity)
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -182,7 +182,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     serve.add_argument("--max-tokens", type=int, default=8_000_000, help="most estimated tokens of them (8,000,000)")
     serve.add_argument("--max-lines", type=int, default=50_000, help="of an input file; more fails (50,000)")
     serve.add_argument("--max-mb", type=int, default=200, help="of an input file, in MiB; more fails (200)")
-    serve.add_argument("--ttl-days", type=int, default=0, help="days that outputs and batches are kept; 0 for ever")
+    serve.add_argument("--ttl-s", type=int, help="seconds that outputs and batches are kept; else for ever")
     for one in (run, serve):
         one.add_argument("--redis-url", help="the server, as redis://host:port/0")
         one.add_argument("--queue", help="name of the queue")

@@ -23,7 +23,7 @@ class JsonlReader:
     def __init__(self, store: ObjectStore, columns: Columns, parse: LineParser | None = None) -> None:
         self._store = store
         self._columns = columns
-        self._parse = parse or parse_document
+        self._parse = parse
 
     def scan(self, entry: ObjectEntry, first_row: int) -> Iterator[tuple[str | None, int]]:
         """The id of each row, and the offset of the byte behind it."""
@@ -45,7 +45,7 @@ class PackedJsonlReader:
     def __init__(self, store: ObjectStore, columns: Columns, packing: str, parse: LineParser | None = None) -> None:
         self._store = store
         self._columns = columns
-        self._parse = parse or parse_document
+        self._parse = parse
         self._packing = packing
         self._forward = ForwardReader(self._open)
         self.rows = self._forward.rows
@@ -71,13 +71,14 @@ def _behind(data: Iterable[bytes], start: int) -> Iterator[bytes]:
 
 
 def rows_of(
-    data: Iterable[bytes], columns: Columns, first_row: int, start: int, parse: LineParser
+    data: Iterable[bytes], columns: Columns, first_row: int, start: int, parse: LineParser | None = None
 ) -> Iterator[tuple[Item, int]]:
     """
     The rows of lines that begin at byte `start` of an object, each with the offset of the byte behind it.
 
     A blank line between rows is a fault; behind the last row it is nothing.
     """
+    parse = parse or parse_document
     row, position = first_row, start
     # ends of blank lines of which nobody knows yet whether a row comes behind them
     blank: list[int] = []
