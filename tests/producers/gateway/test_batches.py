@@ -2,6 +2,8 @@
 
 import io
 import json
+import os
+import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -197,6 +199,43 @@ def test_a_batch_goes_on_in_another_gateway(
     assert ("completed", (1000, 1000, 0)) == (done.status, counts(done))
     assert [line["custom_id"] for line in lines] == [answer["custom_id"] for answer in answers]
     assert [] == [path for path in tmp_path.rglob("work/**/*") if path.is_file()]
+
+
+def test_a_killed_process_of_the_batches_is_started_again(
+    redis_url: str,
+    gateway: RunningGateway,  # noqa: ARG001  it has the worker
+    tmp_path: Path,
+) -> None:
+    """
+    kill -9 of the process beside the gateway: another takes its place and goes on with the batch.
+    """
+    lines = [chat_line(f"{number}", max_tokens=20) for number in range(700)]
+    with running_gateway(redis_url, "another", object_store=tmp_path.as_uri()) as other:
+        client = openai.OpenAI(base_url=f"{other.url}/v1", api_key="x")
+        batch = created(client, lines)
+        wait_for(lambda: counts(client.batches.retrieve(batch.id))[1] > 0, 30)
+        [pid] = batch_processes(str(tmp_path))
+        os.kill(pid, signal.SIGKILL)
+        done = ended(client, batch, 60)
+        answers = lines_of(client, done.output_file_id)
+
+    assert ("completed", (700, 700, 0)) == (done.status, counts(done))
+    assert [line["custom_id"] for line in lines] == [answer["custom_id"] for answer in answers]
+    assert [] == batch_processes(str(tmp_path))
+
+
+def batch_processes(store: str) -> list[int]:
+    """The processes that run the batches of a store."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            command, environ = (folder.joinpath(name).read_bytes() for name in ("cmdline", "environ"))
+        except OSError:
+            # it has ended meanwhile
+            continue
+        if b"producers.batch_file" in command and store.encode() in environ:
+            found.append(int(folder.name))
+    return found
 
 
 def test_a_batch_whose_time_is_over_expires(
