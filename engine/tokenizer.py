@@ -51,6 +51,12 @@ class Tokenizer:
         source = _template_source(folder, config)
         self.chat_template = None if source is None else ChatTemplate(source, self.special_tokens)
 
+    def to_json(self) -> str:
+        """
+        Write the tokenizer as a tokenizer.json, which counts as this one does.
+        """
+        return self._backend.to_str()
+
     def encode(self, text: str) -> TokenIds:
         """
         Encode a plain prompt, with the special tokens that the tokenizer puts around it.
@@ -96,12 +102,6 @@ class Tokenizer:
         # after itself: alone, some decoders take the leading space off
         alone = self.decode([token_id], skip_special_tokens=False)
         return self.decode([token_id, token_id], skip_special_tokens=False)[len(alone) :]
-
-    def to_json(self) -> str:
-        """
-        Write the tokenizer as a tokenizer.json, which counts as this one does.
-        """
-        return self._backend.to_str()
 
     def _encode(self, text: str, *, add_special_tokens: bool) -> TokenIds:
         try:

@@ -33,7 +33,7 @@ class Chunk(BaseModel):
     Args:
         index: Its number in the plan, from 0.
         first_row: The first row's number in the whole input.
-        size_bytes: Of the input that it covers; for Parquet a share of the object by rows.
+        size_bytes: Of the content that it covers, unpacked; for Parquet its share of all rows.
         duplicates: Numbers of those of its rows whose custom_id an earlier row of the input has.
     """
 

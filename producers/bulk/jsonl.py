@@ -25,6 +25,10 @@ class JsonlReader:
         self._columns = columns
         self._parse = parse
 
+    def unit_bytes(self, entry: ObjectEntry) -> float:  # noqa: ARG002
+        """Offsets are bytes."""
+        return 1.0
+
     def scan(self, entry: ObjectEntry, first_row: int) -> Iterator[tuple[str | None, int]]:
         """The id of each row, and the offset of the byte behind it."""
         return ((item.custom_id, end) for item, end in self.rows(entry, first_row, 0, entry.size))
@@ -49,6 +53,10 @@ class PackedJsonlReader:
         self._packing = packing
         self._forward = ForwardReader(self._open)
         self.rows = self._forward.rows
+
+    def unit_bytes(self, entry: ObjectEntry) -> float:  # noqa: ARG002
+        """Offsets are bytes."""
+        return 1.0
 
     def scan(self, entry: ObjectEntry, first_row: int) -> Iterator[tuple[str | None, int]]:
         """The id of each row, and the offset of the byte behind it."""

@@ -15,6 +15,9 @@ from producers.bulk.split import Counter, gather, split
 # what the model's chat template writes around the messages, and the seams between texts
 MARGIN_TOKENS = 64
 
+# a token has a byte at least, but for what a tokenizer writes out before it counts, as ligatures
+_MOST_TOKENS_A_BYTE = 4
+
 # the built-in templates whose answers about parts can be asked about again, or written one after the other
 _AUTO = {"summarise": "reduce", "translate": "join"}
 
@@ -36,6 +39,12 @@ class Plan:
     @property
     def mode(self) -> str:
         return _AUTO.get(self.template, "off") if self.settings.mode == "auto" else self.settings.mode
+
+    def surely_fits(self, num_bytes: int) -> bool:
+        """Whether a prompt fits whatever its tokens are, so that they need not be counted."""
+        tokens = _MOST_TOKENS_A_BYTE * num_bytes
+        in_parts = self.mode != "off" and self.settings.part_tokens is not None and tokens > self.settings.part_tokens
+        return not in_parts and tokens + self.max_tokens + MARGIN_TOKENS <= self.context_tokens
 
     def part_tokens(self, prompt: str) -> int:
         """

@@ -39,6 +39,14 @@ class ParquetReader:
         self._fields = fields
         self.rows = ForwardReader(self._open).rows
 
+    def unit_bytes(self, entry: ObjectEntry) -> float:
+        """The size of a row, unpacked."""
+        with self._table(entry) as table:
+            groups = [table.metadata.row_group(group) for group in range(table.metadata.num_row_groups)]
+            num_bytes: int = sum(group.total_byte_size for group in groups)
+            num_rows: int = table.metadata.num_rows
+        return num_bytes / max(num_rows, 1)
+
     def scan(self, entry: ObjectEntry, first_row: int) -> Iterator[tuple[str | None, int]]:
         """
         The id of each row, and its number in the table, from 1.

@@ -102,23 +102,22 @@ class Prompter:
             "fields": document.fields,
             **place._asdict(),
         }
-        system, user = self._render("system", values), self._render("user", values)
+        system, user = self._render(values)
         if not user:
             raise TemplateFailed("the template gave nothing for the user's part")
         spoken = (Message(role="user", content=user),)
         return (Message(role="system", content=system), *spoken) if system else spoken
 
-    def _render(self, block: str, values: Mapping[str, Any]) -> str:
+    def _render(self, values: dict[str, Any]) -> tuple[str, str]:
+        """What stands for the system, and for the user."""
         template = self._template
-        if block == "system" and block not in template.blocks:
-            return ""
         try:
             if not template.blocks:
-                return template.render(values).strip()
-            if block not in template.blocks:
-                return ""
-            context = template.new_context(dict(values))
-            return "".join(template.blocks[block](context)).strip()
+                return "", template.render(values).strip()
+            context = template.new_context(values)
+            blocks = (template.blocks.get(name) for name in ("system", "user"))
+            system, user = ("".join(block(context)).strip() if block else "" for block in blocks)
         # a template is a program: whatever it raises is a fault of this row
         except Exception as error:
             raise TemplateFailed(f"the template failed: {type(error).__name__}: {error}") from None
+        return system, user

@@ -103,7 +103,7 @@ class Runner(Generic[C, R]):
         self._slice = SLICE
         self._busy_until = 0.0
         self._sent_when_busy = 0
-        self._away_since: float | None = None
+        self._patience = _Patience(self._stopping)
         # how what has not ended is to end
         self._over: tuple[ResultStatus, Failure | None] | None = None
         self._told_at: float | None = None
@@ -141,15 +141,16 @@ class Runner(Generic[C, R]):
                 try:
                     self._submit(gathering)
                     gathered = self._gather(gathering)
-                    self._away_since = None
+                    self._patience.renew()
                 except (ServerAway, ServerFull, StoreAway) as error:
-                    self._wait_out(error)
+                    self._patience.wait(error)
                     continue
                 for result in gathered.results:
                     self._end(result)
                 for job_id in gathered.lost:
                     self._send_again(job_id)
-                self._hand_over(writers, idle=not self._sent and not self._pending)
+                idle = not self._sent and not self._pending and not (more and self._may_read())
+                self._hand_over(writers, idle=idle)
                 self._report()
             self._settle_writes(wait(self._writes).done)
         self._report()
@@ -161,18 +162,35 @@ class Runner(Generic[C, R]):
         for chunk in chunks:
             opened: OpenChunk[C, R] = OpenChunk(chunk)
             self._open.append(opened)
-            for item in self._read(chunk):
+            for item in self._rows_of(chunk):
                 yield opened, item
             opened.read_all = True
 
+    def _rows_of(self, chunk: C) -> Iterator[Document | RowFault | Kept[R]]:
+        """What `read` gives; where the store goes away in between, from there on when it is back."""
+        num_taken, patience = 0, _Patience(self._stopping)
+        while True:
+            try:
+                for item in islice(iter(self._read(chunk)), num_taken, None):
+                    num_taken += 1
+                    yield item
+                return
+            except StoreAway as error:
+                patience.wait(error)
+                if self.stopped:
+                    raise
+
     def _fill(self) -> bool:
         """Take documents as long as there is room for their jobs; False where there are no more."""
-        while self._wants_more() and len(self._open) + len(self._writes) <= MAX_OPEN:
+        while self._wants_more() and self._may_read():
             taken = next(self._source, None)
             if taken is None:
                 return False
             self._begin(*taken)
         return True
+
+    def _may_read(self) -> bool:
+        return len(self._open) + len(self._writes) <= MAX_OPEN
 
     def _wants_more(self) -> bool:
         num_jobs = len(self._sent) + len(self._pending)
@@ -327,8 +345,10 @@ class Runner(Generic[C, R]):
             # an earlier run may have submitted some, and have been killed before it wrote their answers
             waiting = list(islice(self._pending, SLICE))
             found = {one.job_id: one for one in self._client.results_of((job.id for job in waiting), self._model)}
-            for job in waiting:
+            for _ in waiting:
                 self._pending.popleft()
+            # what is found may lead to jobs of the next level: these come first then
+            for job in waiting:
                 self._end(found.get(job.id) or _unsent(job, status, failure))
 
     def _hand_over(self, writers: ThreadPoolExecutor, *, idle: bool) -> None:
@@ -348,38 +368,47 @@ class Runner(Generic[C, R]):
 
     def _write_down(self, opened: OpenChunk[C, R]) -> None:
         rows = [row for row in opened.rows if row is not None]
-        patience = time.monotonic() + AWAY_S
+        patience = _Patience(self._stopping)
         while True:
             try:
                 self._write(opened.chunk, rows)
                 break
-            except StoreAway:
-                if self.stopped or time.monotonic() > patience:
+            except StoreAway as error:
+                patience.wait(error)
+                if self.stopped:
                     raise
-                self._stopping.wait(random.uniform(1.0, 2.0))
         try:
             self._client.forget_many(opened.job_ids, self._model)
         except PagemillError:
             # what is written is written; the rest goes by itself, when its time is over
             return
 
-    # waiting
+    def _report(self) -> None:
+        self.counts.in_flight = len(self._sent)
+        self.counts.busy = time.monotonic() < self._busy_until
+        self._on_turn(self.counts)
 
-    def _wait_out(self, error: PagemillError) -> None:
+
+class _Patience:
+    """Waits for a server or a store that is away, for so long and no longer; a stop wakes it."""
+
+    def __init__(self, stopping: threading.Event) -> None:
+        self._stopping = stopping
+        self._since: float | None = None
+
+    def renew(self) -> None:
+        self._since = None
+
+    def wait(self, error: PagemillError) -> None:
         """
         Raises:
             PagemillError: the error, where it has lasted for too long.
         """
         now = time.monotonic()
-        self._away_since = self._away_since or now
-        if now - self._away_since > AWAY_S:
+        self._since = self._since or now
+        if now - self._since > AWAY_S:
             raise error
-        self._stopping.wait(random.uniform(0.5, 1.0) * min(5.0, 0.2 + (now - self._away_since)))
-
-    def _report(self) -> None:
-        self.counts.in_flight = len(self._sent)
-        self.counts.busy = time.monotonic() < self._busy_until
-        self._on_turn(self.counts)
+        self._stopping.wait(random.uniform(0.5, 1.0) * min(5.0, 0.2 + now - self._since))
 
 
 def _unsent(job: Job, status: ResultStatus, failure: Failure | None) -> Result:

@@ -40,6 +40,10 @@ _FORMATS = {
 class RowReader(Protocol):
     """Reads the rows of one object; what offsets count is the format's."""
 
+    def unit_bytes(self, entry: ObjectEntry) -> float:
+        """How many bytes of content one of what offsets count is, in the mean."""
+        ...
+
     def scan(self, entry: ObjectEntry, first_row: int) -> Iterator[tuple[str | None, int]]:
         """The id of each row, None where it cannot be read, and where the row ends."""
         ...
@@ -165,19 +169,22 @@ class Source:
         draft = _Draft(0, 0)
         row = 0
         for entry, kind in self._objects():
+            reader = self._readers[kind]
+            unit_bytes = reader.unit_bytes(entry)
             start = end = num_rows = 0
-            for custom_id, end in self._readers[kind].scan(entry, row):
+            for custom_id, end in reader.scan(entry, row):
                 if custom_id is not None:
                     ids.add(custom_id, row)
                 row += 1
                 num_rows += 1
-                if draft.num_rows + num_rows == rows_per_chunk or draft.size_bytes + end - start >= MAX_CHUNK_BYTES:
-                    draft.add(entry, kind, start, end, num_rows)
+                size_bytes = (end - start) * unit_bytes
+                if draft.num_rows + num_rows == rows_per_chunk or draft.size_bytes + size_bytes >= MAX_CHUNK_BYTES:
+                    draft.add(entry, kind, start, end, num_rows, size_bytes)
                     yield draft.chunk()
                     draft = _Draft(draft.index + 1, row)
                     start, num_rows = end, 0
             if num_rows:
-                draft.add(entry, kind, start, end, num_rows)
+                draft.add(entry, kind, start, end, num_rows, (end - start) * unit_bytes)
         if draft.num_rows:
             yield draft.chunk()
 
@@ -215,22 +222,22 @@ class _Draft:
         self.index = index
         self.first_row = first_row
         self.num_rows = 0
-        self.size_bytes = 0
+        self.size_bytes = 0.0
         self._pieces: list[Piece] = []
 
-    def add(self, entry: ObjectEntry, kind: str, start: int, end: int, num_rows: int) -> None:
+    def add(self, entry: ObjectEntry, kind: str, start: int, end: int, num_rows: int, size_bytes: float) -> None:
         self._pieces.append(
             Piece(url=entry.url, etag=entry.etag, name=entry.name, format=kind, start=start, end=end, num_rows=num_rows)
         )
         self.num_rows += num_rows
-        self.size_bytes += end - start
+        self.size_bytes += size_bytes
 
     def chunk(self) -> Chunk:
         return Chunk(
             index=self.index,
             first_row=self.first_row,
             num_rows=self.num_rows,
-            size_bytes=self.size_bytes,
+            size_bytes=round(self.size_bytes),
             pieces=tuple(self._pieces),
         )
 

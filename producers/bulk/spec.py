@@ -62,6 +62,8 @@ class BulkSpec(BaseModel):
         template: summarise, classify, extract, translate, or the path of a template file.
         template_text: The file's contents, read when the job is planned.
         params: What the template takes: words, labels, schema, language, and what your own has.
+        structured: Have the engine bind the answers to the schema of extract and the labels of classify
+            (workers need the extra "structured"); else they are only asked for.
         options: As of a job.
         timeout_s: Of each job, from when the queue has it.
         deadline: When the whole is to end: what has no answer by then has none.
@@ -84,6 +86,7 @@ class BulkSpec(BaseModel):
     template: str = "summarise"
     template_text: str | None = None
     params: dict[str, Any] = Field(default_factory=dict)
+    structured: bool = True
     options: Options = Options()
     map_reduce: MapReduce = MapReduce()
     model: str | None = None

@@ -2,13 +2,13 @@
 
 import json
 import re
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
 from pagemill.errors import InvalidJob
-from pagemill.schema import Job, Options, Result, ResultStatus, Usage
+from pagemill.schema import Job, Message, Options, Result, ResultStatus, Usage
 from producers.bulk.errors import SpecError
 from producers.bulk.map_reduce import Plan, TooLong, levels
 from producers.bulk.prompts import NEEDS, Place, Prompter, TemplateFailed, read_template
@@ -20,20 +20,32 @@ from producers.bulk.work import Work
 _FENCE = re.compile(r"^```\w*\s*\n(.*)\n```$", re.DOTALL)
 
 
-def structured(spec: BulkSpec) -> Options:
-    """The options of its jobs: a template that wants JSON or a label has the engine see to it, where it can."""
+# options of which each binds the whole answer
+_GRAMMARS = ("json_schema", "regex", "choice")
+
+
+def answer_options(spec: BulkSpec) -> Options:
+    """
+    The options of its jobs: where a template wants JSON or a label, the engine sees to it.
+
+    Raises:
+        SpecError: what `params` give cannot be asked of an engine.
+    """
+    bound = any(getattr(spec.options, name, None) is not None for name in _GRAMMARS)
     given: dict[str, Any] = {}
     # both came with the same version
-    if "choice" in Options.model_fields:
-        if spec.template == "extract" and spec.options.json_schema is None:
+    if spec.structured and not bound and "choice" in Options.model_fields:
+        if spec.template == "extract":
             given["json_schema"] = spec.params["schema"]
         if spec.template == "classify":
-            given["choice"] = tuple(spec.params["labels"])
-    fields = spec.options.model_dump(exclude_unset=True)
+            given["choice"] = tuple(map(str, spec.params["labels"]))
     try:
-        return Options.model_validate(fields | given)
-    except ValueError as error:
-        raise SpecError(f"params.{NEEDS[spec.template]} cannot be used: {error}") from None
+        options = Options.model_validate(spec.options.model_dump(exclude_unset=True) | given)
+        Job.build(prompt="probe", options=options)
+    except (ValueError, InvalidJob) as error:
+        where = f"params.{NEEDS[spec.template]}" if given else "options"
+        raise SpecError(f"{where} cannot be used: {error}") from None
+    return options
 
 
 @dataclass(slots=True)
@@ -67,7 +79,7 @@ class BulkTask:
         source = read_template(spec.template) if spec.template_text is None else spec.template_text
         self._spec, self._batch, self._generation = spec, batch, generation
         self._prompter = Prompter(spec.template, source, spec.params)
-        self._options = structured(spec)
+        self._options = answer_options(spec)
         self._plan = Plan(counter, spec.map_reduce, spec.template, context_tokens, self._options.max_tokens)
         self._salt = f"{spec.name}\0{spec.fingerprint()}\0{generation}"
 
@@ -92,13 +104,20 @@ class BulkTask:
         self, document: Document, spent: _Spent
     ) -> Generator[Sequence[Job], Sequence[Result], Sequence[Result]]:
         """All rounds of asking; the results of the last one, or the first that have failed."""
+        whole = self._prompter.messages(document, document.text)
+        if self._plan.surely_fits(sum(len(message.content.encode(errors="replace")) for message in whole)):
+            results = yield [self._job(document, whole, Place(), 0)]
+            spent.add(results[0].usage)
+            return results
         empty = self._prompter.messages(document, ".", Place("map", 1, 2))
         asking = levels(document.text, self._plan, "".join(message.content for message in empty))
         texts, level = next(asking), 0
         while True:
             places = _places(len(texts), level)
-            jobs = [self._job(document, text, place, level) for text, place in zip(texts, places, strict=True)]
-            results = yield jobs
+            results = yield [
+                self._job(document, self._prompter.messages(document, text, place), place, level)
+                for text, place in zip(texts, places, strict=True)
+            ]
             for result in results:
                 spent.add(result.usage)
             bad = [result for result in results if result.status != "done"]
@@ -109,10 +128,10 @@ class BulkTask:
             except StopIteration:
                 return results
 
-    def _job(self, document: Document, text: str, place: Place, level: int) -> Job:
+    def _job(self, document: Document, messages: tuple[Message, ...], place: Place, level: int) -> Job:
         spec = self._spec
         fields: dict[str, Any] = {
-            "messages": self._prompter.messages(document, text, place),
+            "messages": messages,
             "options": self._options,
             "lane": spec.lane,
             "tenant": spec.tenant,
@@ -197,8 +216,3 @@ def _with_label(row: OutputRow, labels: Sequence[Any]) -> OutputRow:
 
 def _spoilt(row: OutputRow, message: str) -> OutputRow:
     return row.model_copy(update={"status": "failed", "error": RowError(code="invalid_answer", message=message)})
-
-
-def rerun_needed(row: Mapping[str, Any]) -> bool:
-    """Whether a row of an output has no answer, and so may be tried again."""
-    return row.get("status") != "done"

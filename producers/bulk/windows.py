@@ -65,17 +65,13 @@ def _gunzip(packed: Iterator[bytes]) -> Iterator[bytes]:
             if not data:
                 break
             member = member or zlib.decompressobj(wbits=31)
-            full = True
-            while full and not member.eof:
-                try:
-                    out = member.decompress(data, _UNPACKED_BYTES)
-                except zlib.error as error:
-                    raise _Damaged(str(error)) from None
-                if out:
-                    yield out
-                data = member.unconsumed_tail
-                # nothing is left to put in, yet more may be to come out
-                full = bool(data) or len(out) == _UNPACKED_BYTES
+            try:
+                out = member.decompress(data, _UNPACKED_BYTES)
+            except zlib.error as error:
+                raise _Damaged(str(error)) from None
+            if out:
+                yield out
+            data = member.unconsumed_tail
             if member.eof:
                 data, member = member.unused_data, None
     if member is not None:

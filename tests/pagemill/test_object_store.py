@@ -254,6 +254,24 @@ def test_a_link_does_not_lead_out(tmp_path: Path) -> None:
         FileStore(root).get((root / "link").as_uri())
 
 
+def test_links_in_a_listing(tmp_path: Path) -> None:
+    """
+    A listing goes round no circle and shows nothing of what lies outside.
+    """
+    store = FileStore(tmp_path / "root")
+    url = store.put("deep/a", b"x")
+    (tmp_path / "root" / "b").symlink_to(tmp_path / "root" / "deep" / "a")
+    (tmp_path / "root" / "deep" / "circle").symlink_to(tmp_path / "root")
+
+    assert ["b", "deep/a"] == [entry.name for entry in store.list()]
+    assert store.get(url) == store.get(store.url("b"))
+
+    (tmp_path / "secret").write_text("x")
+    (tmp_path / "root" / "c").symlink_to(tmp_path / "secret")
+    with pytest.raises(ObjectStoreError, match="is not in"):
+        list(store.list())
+
+
 def test_a_failed_put_leaves_no_object(tmp_path: Path) -> None:
     """
     What cannot be written whole is not there at all.

@@ -22,26 +22,30 @@ def flags(served_url: str, tmp_path: Path) -> list[str]:
     return ["--redis-url", served_url, "--input", str(source), "--output", str(tmp_path / "out"), "-o", "max_tokens=4"]
 
 
-def test_a_job_from_plan_to_report(flags: list[str], served_url: str, tmp_path: Path) -> None:
+def test_a_job_from_plan_to_report(
+    flags: list[str], served_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """
     Planned, looked at, run, and told of again: all say the same, with exit code 0.
     """
     out = str(tmp_path / "out")
-    planned = bulk("plan", *flags)
-    before = bulk("status", out, "--redis-url", served_url, "--json")
-    ran = bulk("run", *flags, "--prompt-price", "3")
-    after = bulk("status", out, "--redis-url", served_url)
-    told = bulk("report", out, "--json")
 
-    assert (0, "") == (planned.returncode, planned.stderr)
-    assert "rows      30 in 1 chunks" in planned.stdout
-    assert ("stopped", 30, 0) == tuple(json.loads(before.stdout)[name] for name in ("state", "num_rows", "chunks_done"))
+    def said(*arguments: str) -> str:
+        assert 0 == main(arguments)
+        return capsys.readouterr().out
+
+    assert "rows      30 in 1 chunks" in said("plan", *flags)
+    before = json.loads(said("status", out, "--redis-url", served_url, "--json"))
+    assert ("stopped", 30, 0) == (before["state"], before["num_rows"], before["chunks_done"])
+
+    ran = bulk("run", *flags, "--prompt-price", "3")
+
     assert 0 == ran.returncode, ran.stderr
     assert "rows      30: done 30, without an answer 0" in ran.stdout
     assert "cost      0." in ran.stdout
     assert "running: 30/30 rows" in ran.stderr
-    assert "state     done" in after.stdout
-    assert 30 == json.loads(told.stdout)["num_done"]
+    assert "state     done" in said("status", out, "--redis-url", served_url)
+    assert 30 == json.loads(said("report", out, "--json"))["num_done"]
 
 
 def test_named_jobs_take_flags_over_their_section(served_url: str, tmp_path: Path) -> None:
@@ -51,7 +55,8 @@ def test_named_jobs_take_flags_over_their_section(served_url: str, tmp_path: Pat
     write_documents(tmp_path / "2026-12-01.jsonl", 5)
     (tmp_path / "pagemill.toml").write_text(
         f'redis_url = "{served_url}"\n[bulk.nightly]\ninput = "{{date}}.jsonl"\noutput = "out-{{date}}"\n'
-        'template = "classify"\nparams = { labels = ["a", "b"] }\n[bulk.nightly.options]\nmax_tokens = 3\n'
+        'template = "classify"\nstructured = false\nparams = { labels = ["a", "b"] }\n'
+        "[bulk.nightly.options]\nmax_tokens = 3\n"
     )
     command = bulk_command("run", "nightly", "--date", "2026-12-01", "--limit", "4", "--output-format", "jsonl")
     environment = {"PYTHONPATH": str(CHECKOUT), "PATH": ""}

@@ -14,16 +14,16 @@ def test_a_killed_run_loses_and_doubles_nothing(served_url: str, tmp_path: Path)
     """
     Killed three times: all rows, in order, each once, no job run twice, and the manifest last.
     """
-    source = write_documents(tmp_path / "documents.jsonl", 240)
+    source = write_documents(tmp_path / "documents.jsonl", 160)
     output = (tmp_path / "out").as_uri()
     flags = ["--redis-url", served_url, "--input", str(source), "--rows-per-chunk", "8", "--max-jobs", "16"]
     flags += ["--option", "max_tokens=4"]
 
-    done = run_killed(tmp_path, flags, output, kills=3, num_chunks=30, draw=random.Random(6))
+    done = run_killed(tmp_path, flags, output, kills=3, num_chunks=20, draw=random.Random(6))
 
     assert 0 == done.returncode, done.stderr
     with Client(served_url) as client:
-        assert {"rows": 240, "shards": 30, "jobs": 240} == check_complete(output, 240, client)
+        assert {"rows": 160, "shards": 20, "jobs": 160} == check_complete(output, 160, client)
 
 
 @pytest.mark.slow

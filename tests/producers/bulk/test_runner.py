@@ -4,6 +4,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from producers.bulk import runner as module
 from producers.bulk.rows import Document, RowFault
 from producers.bulk.runner import Runner
 from producers.bulk.work import Counts, Kept, Limits, Work
+from tests.support.redis_process import RedisProcess
 from tests.support.servers import wait_for
 from tests.support.services import RunningService
 
@@ -227,22 +229,50 @@ def test_a_server_that_forgot_all_is_told_again(
     assert [(f"d{row}", "done", "done") for row in range(60)] == rows.in_order()
 
 
+def test_a_server_that_restarts_is_waited_for(tmp_path: Path) -> None:
+    """
+    While it is away nothing is lost, and afterwards the run goes on.
+    """
+    rows, turns = Rows(), list[int]()
+    with RedisProcess(tmp_path / "redis") as server, Client(server.url, queue="q") as client:
+        runner = Runner(
+            client, Echo(), read, rows.write, limits=Limits(jobs=6), on_turn=lambda counts: turns.append(counts.jobs)
+        )
+        with ThreadPoolExecutor(1) as threads, stopped(runner):
+            run = threads.submit(runner.run, CHUNKS)
+            wait_for(lambda: turns and turns[-1] == 6)
+            server.kill()
+            server.start()
+            with RunningService(server.url, "q"):
+                run.result(60)
+        accepted = client.stats().totals["accepted"]
+
+    assert [(f"d{row}", "done", "done") for row in range(60)] == rows.in_order()
+    assert 120 == accepted
+
+
 @pytest.mark.usefixtures("service")
 def test_a_store_that_is_away_is_waited_for(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """
-    A chunk that cannot be written is tried again, while others go on.
+    A chunk that cannot be read or written is tried again from where that was; no row is lost or doubled.
     """
     monkeypatch.setattr(module.random, "uniform", lambda low, high: 0.01)  # noqa: ARG005
-    rows, failures = Rows(), iter(range(3))
+    rows, failures, cuts = Rows(), iter(range(3)), iter(range(2))
+
+    def reading(chunk: Chunk) -> Iterator[Document | RowFault | Kept[Row]]:
+        for item in read(chunk):
+            if isinstance(item, Document) and item.row == 13 and next(cuts, None) is not None:
+                raise StoreAway("not now")
+            yield item
 
     def write(chunk: Chunk, written: list[Row]) -> None:
         if chunk.start == 5 and next(failures, None) is not None:
             raise StoreAway("not now")
         rows.write(chunk, written)
 
-    Runner(client, Echo(), read, write).run(CHUNKS)
+    Runner(client, Echo(), reading, write).run(CHUNKS)
 
-    assert 60 == len(rows.in_order())
+    assert [(f"d{row}", "done", "done") for row in range(60)] == rows.in_order()
 
 
 @pytest.mark.usefixtures("service")
