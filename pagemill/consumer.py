@@ -403,7 +403,12 @@ class Consumer:
         """
         Add new text to the job's token stream; False where the job is another worker's now.
         """
-        return await self._run(calls.publish(self.keys, self.worker_id, delivery, deltas))
+        [published] = await self.publish_many([(delivery, deltas)])
+        return published
+
+    async def publish_many(self, texts: Iterable[tuple[Delivery, Sequence[TokenDelta]]]) -> list[bool]:
+        """As `publish_tokens`, for several jobs in one go."""
+        return await self._run_many(calls.publish(self.keys, self.worker_id, *text) for text in texts)
 
     async def _run(self, call: Call[T]) -> T:
         with self._contact.watched():

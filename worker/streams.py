@@ -1,11 +1,13 @@
 """Publishes text while it is generated, for jobs that asked for it."""
 
 import asyncio
+from collections.abc import Sequence
 from functools import partial
 
 import structlog
 
 from engine.request import TextDelta
+from pagemill.calls import in_chunks
 from pagemill.consumer import Consumer
 from pagemill.errors import ServerFull
 from pagemill.messages import TokenDelta
@@ -13,6 +15,9 @@ from worker.leases import Held
 from worker.sinks import Ended, Sink, keep_trying
 
 log = structlog.get_logger(__name__)
+
+# one round trip for so many: a new job's first text waits for those that are under way
+JOBS_A_GO = 64
 
 
 class TokenStreams:
@@ -51,14 +56,15 @@ class TokenStreams:
             self._work.clear()
             batch, self._deltas = self._deltas, {}
             ends, self._ends = self._ends, []
-            for held, deltas in batch.values():
-                await keep_trying("tokens.publish", partial(self._publish, held, deltas))
+            for part in in_chunks(batch.values(), JOBS_A_GO):
+                await keep_trying("tokens.publish", partial(self._publish, part))
             for ended in ends:
                 self._sink.put(ended)
 
-    async def _publish(self, held: Held, deltas: list[TokenDelta]) -> None:
+    async def _publish(self, texts: Sequence[tuple[Held, list[TokenDelta]]]) -> None:
         try:
-            await self._consumer.publish_tokens(held.delivery, deltas)
+            await self._consumer.publish_many((held.delivery, deltas) for held, deltas in texts)
         except ServerFull:
             # its readers get the rest from the result, which a full server takes, and which must not wait for this
-            log.warning("tokens.skipped", job_id=held.delivery.job_id, why="the server is out of memory")
+            jobs = [held.delivery.job_id for held, _ in texts]
+            log.warning("tokens.skipped", jobs=jobs, why="the server is out of memory")

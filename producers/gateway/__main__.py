@@ -92,7 +92,7 @@ def _parser() -> argparse.ArgumentParser:
         flag = f"--{name.replace('_', '-')}"
         options: dict[str, Any] = {"help": (field.description or "").replace("%", "%%"), "default": None}
         if field.annotation is bool:
-            parser.add_argument(flag, action=argparse.BooleanOptionalAction, **options)
+            parser.add_argument(flag, action="store_const", const=True, **options)
         elif field.annotation == list[str]:
             parser.add_argument(flag, action="append", **options)
         else:
