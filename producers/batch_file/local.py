@@ -6,7 +6,7 @@ done, `done.json` is left of it, so that the same command again says what it cam
 """
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from hashlib import sha256
 from typing import IO
 from urllib.parse import unquote
@@ -17,7 +17,7 @@ from pagemill.client import Client
 from pagemill.errors import ObjectNotFound
 from pagemill.object_store import ObjectStore, open_store
 from producers.batch_file.errors import BatchFileError
-from producers.batch_file.plan import Order, read_plan, source_of
+from producers.batch_file.plan import Order, read_plan
 from producers.batch_file.urls import beside, inside, split
 from producers.batch_file.work import BatchFile, Ended, Place, Progress
 from producers.bulk.decoders import digest_of
@@ -52,9 +52,12 @@ class Summary(BaseModel):
         return all(place.store.exists(place.url) for place in wanted)
 
 
-def place_of(url: str) -> Place:
+def place_of(url: str, neighbour: Place | None = None) -> Place:
     """
     The object at an s3:// or file:// URL, or at a path.
+
+    Args:
+        neighbour: In the same folder: its store is used.
 
     Raises:
         SettingsError: it is none of these.
@@ -63,7 +66,8 @@ def place_of(url: str) -> Place:
     folder, name = split(url)
     if not name:
         raise BatchFileError(f"{url} is a folder: want the name of a file in it")
-    return Place(open_store(folder), unquote(name) if folder.startswith("file:") else name)
+    store = open_store(folder) if neighbour is None else neighbour.store
+    return Place(store, unquote(name) if folder.startswith("file:") else name)
 
 
 def errors_beside(output: str) -> str:
@@ -93,26 +97,28 @@ def run_file(
         Occupied: another process writes that output.
         PagemillError: the queue or a store cannot be used.
     """
-    place, error_place = place_of(output), place_of(errors)
+    place = place_of(output)
+    error_place = place_of(errors, place if split(errors)[0] == split(output)[0] else None)
     folder = open_store(beside(output, ".batch"))
     with OutputLease(client, place.url) as lease:
-        fingerprint = source_of(order).fingerprint()
-        done = _read_done(folder)
-        if done is not None:
-            clear(folder, keep=DONE)
-            if done.source_fingerprint == fingerprint and done.is_there(place, error_place):
-                return done
-            # what it wrote was taken away, or is to be of another input: all begins anew
-            folder.delete(folder.url(DONE))
-        if read_plan(folder) is None:
-            _refuse(output, place)
-            _refuse(errors, error_place)
 
         def turned(progress: Progress) -> None:
             lease.check()
             on_turn(progress)
 
         work = BatchFile(order, folder, client, turned)
+        fingerprint = work.input.fingerprint()
+        done = _read_done(folder)
+        if done is not None:
+            # its process may have died before it had tidied up
+            clear(folder, keep=(DONE, INPUT))
+            if done.source_fingerprint == fingerprint and done.is_there(place, error_place):
+                return done
+        if read_plan(folder) is None:
+            _refuse(output, place)
+            _refuse(errors, error_place)
+        # what was done was taken away: all begins anew
+        folder.delete(folder.url(DONE))
         started(work)
         status = work.run()
         _, error_bytes = work.join(place, error_place)
@@ -127,14 +133,14 @@ def run_file(
             source_fingerprint=fingerprint,
         )
         folder.put(DONE, summary.model_dump_json(indent=1).encode() + b"\n")
-        clear(folder, keep=DONE)
+        clear(folder, keep=(DONE,))
         return summary
 
 
-def clear(folder: ObjectStore, *, keep: str = "") -> None:
-    """Delete all that lies in a folder, but one object."""
+def clear(folder: ObjectStore, *, keep: Collection[str] = ()) -> None:
+    """Delete all that lies in a folder, but some objects."""
     for entry in list(folder.list()):
-        if entry.name != keep:
+        if entry.name not in keep:
             folder.delete(entry.url)
 
 

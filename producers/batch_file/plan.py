@@ -19,11 +19,11 @@ from producers.batch_file.errors import BatchFileError, Rejected
 from producers.batch_file.lines import Survey, parse_line
 from producers.batch_file.records import BatchFault
 from producers.bulk.columns import Columns
-from producers.bulk.io_errors import OutputError, SourceError
+from producers.bulk.io_errors import OutputError
 from producers.bulk.jsonl import LineParser
 from producers.bulk.locations import locate
 from producers.bulk.planner import CHUNKS, PLAN, context_of
-from producers.bulk.sources import Source, format_of
+from producers.bulk.sources import Source
 from producers.openai_api.batch_lines import Endpoint
 
 ROWS_PER_CHUNK = 256
@@ -81,14 +81,46 @@ class Plan(BaseModel):
     created_at: float
 
 
-def source_of(order: Order, parse: LineParser = parse_line) -> Source:
+class Input:
     """
-    The input of an order; nothing is read yet.
+    What an order reads; its store is opened once, with the first look.
 
     Raises:
         SettingsError: its URL is none.
     """
-    return Source(locate(order.input), Columns(max_bytes=order.max_line_bytes), _format(order), parse=parse)
+
+    def __init__(self, order: Order) -> None:
+        self._order = order
+        self._location = locate(order.input)
+
+    def source(self, parse: LineParser = parse_line) -> Source:
+        """
+        Its lines.
+
+        Raises:
+            SourceError: there is no such object.
+        """
+        columns = Columns(max_bytes=self._order.max_line_bytes)
+        return Source(self._location, columns, self._format(), parse=parse)
+
+    def fingerprint(self) -> str:
+        """
+        Another one if the input is another.
+
+        Raises:
+            SourceError: there is no such object.
+        """
+        return self.source().fingerprint()
+
+    def size(self) -> int:
+        """In bytes, as it lies there."""
+        return sum(entry.size for entry in self._location.objects())
+
+    def _format(self) -> str:
+        """As the name tells, where it tells of packing; else plain lines, whatever the name is."""
+        names = {entry.name.lower().rpartition(".jsonl.")[2] for entry in self._location.objects()}
+        packing = names.pop() if len(names) == 1 else ""
+        return f"jsonl.{packing}" if packing in ("gz", "zst") else "jsonl"
 
 
 def read_plan(store: ObjectStore) -> Plan | None:
@@ -106,7 +138,7 @@ def read_plan(store: ObjectStore) -> Plan | None:
         raise OutputError(f"{PLAN} in {store} cannot be read: {error}") from error
 
 
-def find_or_make(order: Order, store: ObjectStore, client: Client) -> Plan:
+def find_or_make(order: Order, source: Input, store: ObjectStore, client: Client) -> Plan:
     """
     The plan of an order; reads all of the input where it is made.
 
@@ -117,17 +149,17 @@ def find_or_make(order: Order, store: ObjectStore, client: Client) -> Plan:
     """
     found = read_plan(store)
     if found is None:
-        return _make(order, store, client)
-    if found.source_fingerprint != source_of(order).fingerprint():
+        return _make(order, source, store, client)
+    if found.source_fingerprint != source.fingerprint():
         raise BatchFileError(f"{order.input} has changed since it was begun: choose another output, or clear {store}")
     return found
 
 
-def _make(order: Order, store: ObjectStore, client: Client) -> Plan:
+def _make(order: Order, given: Input, store: ObjectStore, client: Client) -> Plan:
     survey = Survey(order.endpoint, lambda model: _is_served(client, model))
-    source = source_of(order, survey.parse)
+    source = given.source(survey.parse)
     fingerprint = source.fingerprint()
-    _check_size(order)
+    _check_size(order, given.size())
     num_rows = num_chunks = 0
     with store.open_writer(CHUNKS) as writer:
         for chunk in source.chunks(order.rows_per_chunk):
@@ -154,8 +186,7 @@ def _make(order: Order, store: ObjectStore, client: Client) -> Plan:
     return plan
 
 
-def _check_size(order: Order) -> None:
-    size = sum(entry.size for entry in locate(order.input).objects())
+def _check_size(order: Order, size: int) -> None:
     if order.max_bytes is not None and size > order.max_bytes:
         message = f"the file has {size:,} bytes: want no more than {order.max_bytes:,}"
         raise Rejected([BatchFault(code="file_too_large", message=message)])
@@ -167,12 +198,3 @@ def _is_served(client: Client, model: str) -> bool:
     except UnknownModel:
         return False
     return True
-
-
-def _format(order: Order) -> str:
-    """As the name tells, where it tells of packing; else plain lines, whatever the name is."""
-    try:
-        named = {format_of(entry) for entry in locate(order.input).objects()}
-    except SourceError:
-        return "jsonl"
-    return named.pop() if len(named) == 1 and named <= {"jsonl.gz", "jsonl.zst"} else "jsonl"

@@ -62,7 +62,6 @@ class Capacity:
             max_bytes=self.max_bytes,
             max_jobs=max(1, self.jobs // self.batches),
             max_tokens=max(1, self.tokens // self.batches),
-            file_ttl_s=self.ttl_s,
         )
 
 
@@ -126,7 +125,7 @@ class BatchServer:
         self._root, self._client, self._capacity = root, client, capacity
         self._poll_s, self._lease_s = poll_s, lease_s
         self._book = Book(open_store(root))
-        self._files = Files(root)
+        self._files = Files(root, ttl_s=capacity.ttl_s)
         self._stopping = threading.Event()
         self._lock = threading.Lock()
 
@@ -200,7 +199,8 @@ class BatchServer:
     def _work(self, key: Key) -> None:
         try:
             with OutputLease(self._client, key[1], lease_s=self._lease_s, wait=False) as lease:
-                turn = Turn(key, self._root, self._client, self._capacity.share())
+                share = self._capacity.share()
+                turn = Turn(key, self._root, self._client, share, book=self._book, files=self._files)
                 with self._lock:
                     self._slots[key].turn = turn
                 if self._stopping.is_set():

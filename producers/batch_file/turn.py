@@ -31,14 +31,12 @@ class Share:
     Args:
         max_lines, max_bytes: Of its input; more fails it.
         max_jobs, max_tokens: In the queue at a time.
-        file_ttl_s: How long its files are kept; None for ever.
     """
 
     max_lines: int = 50_000
     max_bytes: int = MAX_BYTES
     max_jobs: int = 512
     max_tokens: int = 1_000_000
-    file_ttl_s: int | None = None
 
 
 class Turn:
@@ -50,14 +48,20 @@ class Turn:
     """
 
     def __init__(
-        self, key: Key, root: str, client: Client, share: Share, clock: Callable[[], float] = time.time
+        self,
+        key: Key,
+        root: str,
+        client: Client,
+        share: Share,
+        *,
+        book: Book,
+        files: Files,
+        clock: Callable[[], float] = time.time,
     ) -> None:
-        self._key, self._root, self._client, self._share, self._clock = key, root, client, share, clock
-        self._book = Book(open_store(root))
-        self._files = Files(root, ttl_s=share.file_ttl_s, clock=clock)
-        self._folder_url = inside(root, f"work/{key[0]}/{key[1]}")
-        self._folder: ObjectStore = open_store(self._folder_url)
-        self._record = self._book.read(key)
+        self._key, self._client, self._share, self._book, self._files = key, client, share, book, files
+        self._clock = clock
+        self._folder: ObjectStore = open_store(inside(root, f"work/{key[0]}/{key[1]}"))
+        self._record = book.read(key)
         self._work: BatchFile | None = None
         self._stopping = False
         self._look_at = 0.0

@@ -17,7 +17,7 @@ from pagemill.object_store import ObjectStore
 from pagemill.schema import Failure
 from producers.batch_file.errors import Interrupted
 from producers.batch_file.parts import HEAD_BYTES, LineEnd, copy_lines, list_parts, read_head, write_part
-from producers.batch_file.plan import Order, Plan, find_or_make, source_of
+from producers.batch_file.plan import Input, Order, Plan, find_or_make
 from producers.batch_file.tasks import LineTask, Tally, terms_of
 from producers.bulk.chunks import Chunk
 from producers.bulk.io_errors import OutputError
@@ -75,6 +75,7 @@ class BatchFile:
         on_turn: Callable[[Progress], object] = lambda _: None,
     ) -> None:
         self._order, self._folder, self._client, self._on_turn = order, folder, client, on_turn
+        self.input = Input(order)
 
         # all the mutable state there is
         self._tally = Tally()
@@ -94,7 +95,7 @@ class BatchFile:
             Rejected, BatchFileError, SourceError, ObjectStoreError: as `find_or_make`.
         """
         if self._plan is None:
-            self._plan = find_or_make(self._order, self._folder, self._client)
+            self._plan = find_or_make(self._order, self.input, self._folder, self._client)
         return self._plan
 
     def stop(self) -> None:
@@ -168,11 +169,10 @@ class BatchFile:
         self._batch = f"{self._base}-0" if self._early else self._open_batch()
         terms = terms_of(order.tenant, self._batch, plan.context_tokens)
         self._task = LineTask(plan.name, plan.endpoint, plan.model, terms, self._tally)
-        source = source_of(order)
         self._runner = Runner(
             self._client,
             self._task,
-            source.read,
+            self.input.source().read,
             self._write,
             model=plan.model,
             limits=Limits(order.max_jobs, order.max_tokens),

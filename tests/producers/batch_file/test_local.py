@@ -244,3 +244,17 @@ def test_the_queue_forgets_what_is_written_down(run: RunFile, tmp_path: Path, ou
     [job_id] = {line["id"].removeprefix("batch_req_") for line in read_lines(output)[:1]}
     with pytest.raises(JobNotFound):
         client.status(job_id)
+
+
+def test_an_output_stays_done_whatever_is_tried_on_it(run: RunFile, tmp_path: Path) -> None:
+    """
+    Another input for it is refused, and the first one still tells what it came to.
+    """
+    source = write_lines(tmp_path / "in.jsonl", [chat_line(0)])
+    other = write_lines(tmp_path / "other.jsonl", [chat_line(1)])
+    first = run(source)
+
+    with pytest.raises(BatchFileError, match="there already"):
+        run(other)
+
+    assert first == run(source)
