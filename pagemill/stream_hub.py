@@ -116,18 +116,22 @@ class StreamHub:
         async with self._asking:
             keys = await self._client._locate(job_id)
         watch = _Watch(job_id, offsets, tokens=tokens)
-        end = None if wait_s is None else asyncio.get_running_loop().time() + wait_s
         reader = self._reader(keys)
         reader.join(watch)
+        # one timer for all of it: one for each item is a good part of what an item costs
+        late = WaitTimeout(f"job {job_id} has not ended in time; it goes on")
+        timer = wait_s is not None and asyncio.get_running_loop().call_later(wait_s, watch.items.put_nowait, late)
         try:
             while True:
-                item = await _next(watch, end)
+                item = await watch.items.get()
                 if isinstance(item, PagemillError):
                     raise item
                 yield item
                 if isinstance(item, Result):
                     return
         finally:
+            if timer:
+                timer.cancel()
             reader.leave(watch)
 
     async def result(self, job_id: str, wait_s: float | None = None) -> Result:
@@ -144,16 +148,6 @@ class StreamHub:
             free = _Reader(self._client, keys)
             readers.append(free)
         return free
-
-
-async def _next(watch: _Watch, end: float | None) -> Item | PagemillError:
-    if end is None or not watch.items.empty():
-        return await watch.items.get()
-    try:
-        async with asyncio.timeout_at(end):
-            return await watch.items.get()
-    except TimeoutError:
-        raise WaitTimeout(f"job {watch.job_id} has not ended by its time; it goes on") from None
 
 
 class _Reader:

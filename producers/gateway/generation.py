@@ -112,20 +112,25 @@ class Generation:
         queue: asyncio.Queue[bytes | ApiError | None] = asyncio.Queue()
         self._tasks = [asyncio.create_task(self._follow(place, chunks, queue)) for place in range(len(self._ids))]
         num_open, begun = len(self._tasks), False
-        while num_open:
-            parts = await _parts(queue)
-            data = b"".join(part for part in parts if isinstance(part, bytes))
-            error = next((part for part in parts if isinstance(part, ApiError)), None)
-            num_open -= parts.count(None)
-            if error is not None:
-                if not begun and not data:
+        reminder = _Reminder(queue)
+        try:
+            while num_open:
+                parts = await _parts(queue)
+                reminder.heard_at = asyncio.get_running_loop().time()
+                data = b"".join(part for part in parts if isinstance(part, bytes))
+                error = next((part for part in parts if isinstance(part, ApiError)), None)
+                num_open -= parts.count(None)
+                if error is not None and not begun and not data:
                     raise error
-                yield data + error_event(error)
-                return
-            if data or not parts:
-                begun = True
-                yield data or KEEP_ALIVE
-        yield b"".join(chunks.close())
+                if error is not None:
+                    yield data + error_event(error)
+                    return
+                if data:
+                    begun = True
+                    yield data
+            yield b"".join(chunks.close())
+        finally:
+            reminder.stop()
 
     async def _follow(self, place: int, chunks: Chunks, queue: "asyncio.Queue[bytes | ApiError | None]") -> None:
         first = True
@@ -198,13 +203,29 @@ class Generation:
 
 
 async def _parts(queue: "asyncio.Queue[bytes | ApiError | None]") -> list[bytes | ApiError | None]:
-    """What is there by now, at least one; nothing where nothing came within PATIENCE_S."""
-    try:
-        async with asyncio.timeout(PATIENCE_S):
-            parts = [await queue.get()]
-    except TimeoutError:
-        return []
+    """What is there by now, at least one."""
+    parts = [await queue.get()]
     # one write for all that came meanwhile
     while not queue.empty():
         parts.append(queue.get_nowait())
     return parts
+
+
+class _Reminder:
+    """Puts a comment into a stream's queue when it has been silent for PATIENCE_S."""
+
+    def __init__(self, queue: "asyncio.Queue[bytes | ApiError | None]") -> None:
+        self._queue = queue
+        self._loop = asyncio.get_running_loop()
+        self.heard_at = self._loop.time()
+        self._timer = self._loop.call_at(self.heard_at + PATIENCE_S, self._look)
+
+    def stop(self) -> None:
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        # looked at now and then: a timer for each event is a good part of what an event costs
+        if self._loop.time() >= self.heard_at + PATIENCE_S:
+            self._queue.put_nowait(KEEP_ALIVE)
+            self.heard_at = self._loop.time()
+        self._timer = self._loop.call_at(self.heard_at + PATIENCE_S, self._look)

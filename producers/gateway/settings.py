@@ -74,6 +74,10 @@ class GatewaySettings(BaseSettings):
                 raise ValueError(f"{one!r} is no regular expression: {error}") from None
         return value
 
+    @property
+    def patterns(self) -> list[re.Pattern[str]]:
+        return [re.compile(one) for one in self.drop_system_lines]
+
     @classmethod
     def settings_customise_sources(
         cls,

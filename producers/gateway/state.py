@@ -87,7 +87,7 @@ async def open_gateway(
         store=store,
         files=files,
         batches=batches,
-        drop_lines=[re.compile(one) for one in settings.drop_system_lines],
+        drop_lines=settings.patterns,
     )
     runs_batches = batches is not None and settings.max_batches > 0
     running = asyncio.create_task(BatchProcess(queue, settings).run()) if runs_batches else None

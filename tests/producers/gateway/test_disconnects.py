@@ -14,6 +14,8 @@ from redis import Redis
 from pagemill.client import Client
 from tests.support.gateways import RunningGateway, running_gateway
 from tests.support.servers import wait_for
+from tests.support.services import RunningService
+from worker.fake_engine import FakeEngine
 
 QUEUE = "gateway-tests"
 # of the fake engine's 4,000 tokens a second: a minute and more, of its context two seconds
@@ -117,6 +119,22 @@ def test_an_error_after_the_first_event_is_an_event(redis_url: str, gateway: Run
 
     assert "request_cancelled" == json.loads(rest[-1].removeprefix("data: "))["error"]["code"]
     assert "data: [DONE]" not in rest
+
+
+def test_a_silent_stream_is_kept_alive(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    Comments, which clients pass over, come while no text does.
+    """
+    monkeypatch.setattr("producers.gateway.generation.PATIENCE_S", 0.02)
+    slow = FakeEngine(model_name="slow", tokens_per_s=10)
+    body = {"model": "slow", "prompt": "x", "max_tokens": 4, "stream": True}
+    with RunningService(redis_url, "slow", engine=slow), running_gateway(redis_url, "slow") as gateway:
+        wait_for(lambda: httpx.get(f"{gateway.url}/readyz").status_code == 200)
+        lines = httpx.post(f"{gateway.url}/v1/completions", json=body, timeout=30).text.splitlines()
+
+    assert ": waiting" in lines
+    assert "data: [DONE]" in lines
+    assert 4 == sum(len(json.loads(line[6:])["choices"][0]["text"]) for line in lines if line.startswith("data: {"))
 
 
 def test_nothing_of_all_this_stays(redis_url: str, gateway: RunningGateway) -> None:
