@@ -1,13 +1,14 @@
 """What a Client does for programs that put very many jobs through a queue, as `pagemill bulk`."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from pagemill import calls
 from pagemill.calls import in_chunks
 from pagemill.client_base import ClientBase
-from pagemill.client_core import CHUNK, reference_in
+from pagemill.client_core import CHUNK, read_result, reference_in
 from pagemill.errors import ObjectStoreError
 from pagemill.gathering import Gathering
+from pagemill.schema import Result
 from pagemill.scripts import Call, load
 from pagemill.shown_tokenizer import unpack
 
@@ -24,6 +25,20 @@ class BulkVerbs(ClientBase):
         """
         self._learn_models([model])
         return Gathering(self._servers, self._pipeline, self._directory.route(model), self._store)
+
+    def results_of(self, job_ids: Iterable[str], model: str | None = None) -> Iterator[Result]:
+        """
+        The results that are there already, of jobs of the queue that serves a model.
+
+        Raises:
+            ObjectStoreError: one is in a store that this client cannot read.
+        """
+        self._learn_models([model])
+        keys = self._directory.route(model)
+        for chunk in in_chunks(job_ids, CHUNK):
+            for record in self._pipeline(*(("GET", keys.result(job_id)) for job_id in chunk)):
+                if record is not None:
+                    yield read_result(record, self._store)
 
     def forget_many(self, job_ids: Iterable[str], model: str | None = None) -> int:
         """

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, NoReturn
 import typer
 
 from pagemill.cli_batch import app as batch_app
-from pagemill.cli_common import AsJson, open_client, to_json
+from pagemill.cli_common import PASS_ON as _PASS_ON
+from pagemill.cli_common import AsJson, hand_down, open_client, to_json
+from pagemill.cli_common import become as _become
 from pagemill.cli_dead import app as dead_app
 from pagemill.cli_shares import lanes_app, tenants_app
 from pagemill.errors import BatchClosed, BatchNotFound, Conflict, InvalidJob, JobFailed, PagemillError, UnknownModel
@@ -47,9 +49,6 @@ app.add_typer(batch_app)
 app.add_typer(dead_app)
 app.add_typer(tenants_app)
 app.add_typer(lanes_app)
-
-# what follows these commands is for the program that they start, --help too
-_PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 _JobIds = Annotated[list[str], typer.Argument(metavar="JOB_ID...", help="Ids that `submit` printed.")]
 _WaitS = Annotated[float | None, typer.Option("--wait-s", help="Wait so many seconds at most.")]
@@ -201,9 +200,7 @@ def gateway(context: typer.Context) -> NoReturn:
 @app.command(context_settings=_PASS_ON)
 def bulk(context: typer.Context) -> NoReturn:
     """Summarise, classify or translate many documents: run, plan, status, resume, report."""
-    # its flags stand behind its own command
-    named = {"PAGEMILL_REDIS_URL": "redis_url", "PAGEMILL_QUEUE": "queue", "PAGEMILL_OBJECT_STORE": "object_store"}
-    os.environ.update({name: context.obj[option] for name, option in named.items() if context.obj[option]})
+    hand_down(context)
     _become("producers.bulk", context.args)
 
 
@@ -224,16 +221,6 @@ def main() -> None:
     except PagemillError as error:
         print(f"pagemill: {error}", file=sys.stderr)
         sys.exit(1)
-
-
-def _become(module: str, arguments: Sequence[str]) -> NoReturn:
-    """Replace this process, so that signals and exit codes are the program's own."""
-    path = Path(__file__).resolve().parent.parent.joinpath(*module.split("."))
-    if not path.with_suffix(".py").is_file() and not (path / "__main__.py").is_file():
-        print(f"pagemill: there is no {module} here: run this from the checkout or the image", file=sys.stderr)
-        sys.exit(1)
-    # -P: a folder of that name where the user stands is not meant
-    os.execv(sys.executable, [sys.executable, "-P", "-m", module, *arguments])
 
 
 def _texts(prompt: str | None, files: Sequence[Path], *, stdin: bool) -> Iterator[str]:

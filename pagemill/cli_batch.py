@@ -2,11 +2,11 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from pagemill.cli_common import AsJson, open_client, to_json
+from pagemill.cli_common import PASS_ON, AsJson, become, hand_down, open_client, to_json
 
 if TYPE_CHECKING:
     from pagemill.messages import BatchStatus
@@ -68,6 +68,13 @@ def cancel(context: typer.Context, batch_id: _BatchId) -> None:
     """Seal a batch and end its jobs; text made so far stays in their results."""
     with open_client(context) as client:
         print(_progress(client.cancel_batch(batch_id)))
+
+
+@app.command(context_settings=PASS_ON)
+def run(context: typer.Context) -> NoReturn:
+    """Put an OpenAI batch file through the queue: `run input.jsonl -o output.jsonl`; `run --help` has its flags."""
+    hand_down(context)
+    become("producers.batch_file", ["run", *context.args])
 
 
 @app.command("list")

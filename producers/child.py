@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -15,7 +16,7 @@ _PR_SET_PDEATHSIG = 1
 
 class Child:
     """
-    A program that runs while this is entered; what it prints goes to `log`.
+    A program that runs while this is entered; what it prints goes to `log`, or where None to our stderr.
 
     It has a session of its own, so that Ctrl-C at the terminal reaches us alone and we stop it
     in order. Should we be killed, Linux sends it SIGTERM; elsewhere it would stay.
@@ -25,7 +26,12 @@ class Child:
     """
 
     def __init__(
-        self, command: Sequence[str], *, log: Path, environ: Mapping[str, str] | None = None, grace_s: float = 10.0
+        self,
+        command: Sequence[str],
+        *,
+        log: Path | None,
+        environ: Mapping[str, str] | None = None,
+        grace_s: float = 10.0,
     ) -> None:
         self.command = list(command)
         self.log = log
@@ -34,12 +40,13 @@ class Child:
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
-        with self.log.open("ab") as output:
+        with ExitStack() as stack:
+            output = stack.enter_context(self.log.open("ab")) if self.log is not None else sys.stderr
             self._process = subprocess.Popen(
                 self.command,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
-                stderr=subprocess.STDOUT,
+                stderr=output,
                 env=self._environ,
                 start_new_session=True,
                 preexec_fn=_end_with_parent(os.getpid()),
@@ -73,6 +80,8 @@ class Child:
 
     def last_lines(self, num_lines: int = 15) -> str:
         """The end of what it printed."""
+        if self.log is None:
+            return ""
         lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
         return "\n".join(lines[-num_lines:])
 

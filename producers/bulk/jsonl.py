@@ -1,7 +1,7 @@
 """Read rows of JSON lines, all of an object or a window of it."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn
 
 from pagemill.object_store import ObjectStore
@@ -13,13 +13,17 @@ from producers.bulk.windows import unpacked, windows
 
 _BOM = b"\xef\xbb\xbf"
 
+# makes an item of a line, given what the columns mean and the row's number
+LineParser = Callable[[bytes | LongLine, Columns, int], Item]
+
 
 class JsonlReader:
     """Reads JSON lines that lie in an object as they are: any window of bytes can be read alone."""
 
-    def __init__(self, store: ObjectStore, columns: Columns) -> None:
+    def __init__(self, store: ObjectStore, columns: Columns, parse: LineParser | None = None) -> None:
         self._store = store
         self._columns = columns
+        self._parse = parse
 
     def unit_bytes(self, entry: ObjectEntry) -> float:  # noqa: ARG002
         """Offsets are bytes."""
@@ -32,7 +36,7 @@ class JsonlReader:
     def rows(self, entry: ObjectEntry, first_row: int, start: int, end: int) -> Iterator[tuple[Item, int]]:
         """Each row from byte `start` to byte `end`."""
         data = windows(self._store, entry.url, entry.etag, start, end)
-        return rows_of(data, self._columns, first_row, start)
+        return rows_of(data, self._columns, first_row, start, self._parse)
 
 
 class PackedJsonlReader:
@@ -42,9 +46,10 @@ class PackedJsonlReader:
     Such a stream has no places to enter it: chunks read in order cost one way through it, another order costs more.
     """
 
-    def __init__(self, store: ObjectStore, columns: Columns, packing: str) -> None:
+    def __init__(self, store: ObjectStore, columns: Columns, packing: str, parse: LineParser | None = None) -> None:
         self._store = store
         self._columns = columns
+        self._parse = parse
         self._packing = packing
         self._forward = ForwardReader(self._open)
         self.rows = self._forward.rows
@@ -62,7 +67,7 @@ class PackedJsonlReader:
         size = self._store.stat(entry.url).size
         packed = windows(self._store, entry.url, entry.etag, 0, size)
         data = _behind(unpacked(packed, self._packing, entry.url), start)
-        return rows_of(data, self._columns, first_row, start)
+        return rows_of(data, self._columns, first_row, start, self._parse)
 
 
 def _behind(data: Iterable[bytes], start: int) -> Iterator[bytes]:
@@ -73,12 +78,15 @@ def _behind(data: Iterable[bytes], start: int) -> Iterator[bytes]:
         start = max(start - len(window), 0)
 
 
-def rows_of(data: Iterable[bytes], columns: Columns, first_row: int, start: int) -> Iterator[tuple[Item, int]]:
+def rows_of(
+    data: Iterable[bytes], columns: Columns, first_row: int, start: int, parse: LineParser | None = None
+) -> Iterator[tuple[Item, int]]:
     """
     The rows of lines that begin at byte `start` of an object, each with the offset of the byte behind it.
 
     A blank line between rows is a fault; behind the last row it is nothing.
     """
+    parse = parse or parse_document
     row, position = first_row, start
     # ends of blank lines of which nobody knows yet whether a row comes behind them
     blank: list[int] = []
@@ -105,7 +113,7 @@ def _lines(data: Iterable[bytes], max_bytes: int) -> Iterator[tuple[list[bytes |
     yield splitter.finish(), 0
 
 
-def parse(line: bytes | LongLine, columns: Columns, row: int) -> Item:
+def parse_document(line: bytes | LongLine, columns: Columns, row: int) -> Item:
     """One line as a document, or what is wrong with it."""
     if isinstance(line, LongLine):
         return columns.too_long(row, None, len(line))

@@ -21,10 +21,14 @@ class OutputLease:
 
     A process that was killed leaves its lease behind. It is taken over at once where this machine
     knows that it is gone, and elsewhere when it has run out, which is waited for.
+
+    Args:
+        wait: For a lease that may run out; else Occupied is raised at once.
     """
 
-    def __init__(self, client: Client, output: str, *, lease_s: float = LEASE_S) -> None:
+    def __init__(self, client: Client, output: str, *, lease_s: float = LEASE_S, wait: bool = True) -> None:
         self._client, self._output, self._lease_s = client, output, lease_s
+        self._wait_s = 1.25 * lease_s if wait else 0.0
         self.name = lease_name(output)
         self._holder = f"{_system()} {os.getpid()} {time.time_ns()}"
         self._over = threading.Event()
@@ -36,7 +40,7 @@ class OutputLease:
         Raises:
             Occupied: another process has it, and goes on having it.
         """
-        patience = time.monotonic() + 1.25 * self._lease_s
+        patience = time.monotonic() + self._wait_s
         while True:
             holder, left_s = self._client.take_lease(self.name, self._holder, self._lease_s)
             if holder == self._holder:

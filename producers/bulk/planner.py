@@ -162,7 +162,7 @@ def make_plan(spec: BulkSpec, store: ObjectStore, client: Client) -> Plan:
         source_fingerprint=fingerprint,
         config_fingerprint=spec.fingerprint(),
         estimated_tokens=totals["size_bytes"] // BYTES_A_TOKEN + answers,
-        context_tokens=spec.map_reduce.context_tokens or _context(client, spec.model),
+        context_tokens=spec.map_reduce.context_tokens or context_of(client, spec.model),
         has_tokenizer=tokenizer is not None,
         created_at=datetime.now(UTC),
         **totals,
@@ -213,7 +213,7 @@ def _limited(chunks: Iterator[Chunk], limit: int | None) -> Iterator[Chunk]:
         yield chunk
 
 
-def _context(client: Client, model: str | None) -> int:
+def context_of(client: Client, model: str | None) -> int:
     """What the smallest worker of that model takes."""
     named = [fields for fields in client.workers().values() if model in (None, fields.get("model"))]
     lengths = [int(fields["max_model_len"]) for fields in named if "max_model_len" in fields]

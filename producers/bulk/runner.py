@@ -57,6 +57,9 @@ WRITERS = 4
 # a server or store that is away for longer ends the run
 AWAY_S = 600.0
 
+# when all is to end early, jobs that run are waited for so long: there may be no worker that could end them
+GRACE_S = 30.0
+
 
 class Runner(Generic[C, R]):
     """
@@ -64,7 +67,7 @@ class Runner(Generic[C, R]):
 
     Args:
         reopen: Creates the batch of the jobs anew, where the queue has lost it.
-        end_late: Called once when the deadline has passed, to end what is in the queue.
+        end_late: Called once when the deadline has passed, or at `end_early`, to end what is in the queue.
         on_turn: Called with the counts after each look around; what it raises ends the run.
     """
 
@@ -101,12 +104,18 @@ class Runner(Generic[C, R]):
         self._busy_until = 0.0
         self._sent_when_busy = 0
         self._patience = _Patience(self._stopping)
-        self._late = False
+        # how what has not ended is to end
+        self._over: tuple[ResultStatus, Failure | None] | None = None
+        self._told_at: float | None = None
         self._writes: set[Future[None]] = set()
 
     def stop(self) -> None:
         """Submit no more, write what is complete, and return from `run`; for signal handlers."""
         self._stopping.set()
+
+    def end_early(self, status: ResultStatus, failure: Failure | None = None) -> None:
+        """Have all that has no answer yet end like that: `end_late` is called, and nothing submitted any more."""
+        self._over = self._over or (status, failure)
 
     @property
     def stopped(self) -> bool:
@@ -230,7 +239,9 @@ class Runner(Generic[C, R]):
     def _submit(self, gathering: Gathering) -> None:
         """Send what waits, as much as the limits and the queue allow."""
         if self._limits.deadline is not None and self._clock() >= self._limits.deadline:
-            self._expire()
+            self.end_early("expired", Failure(code="deadline_passed", message="the deadline of all had passed"))
+        if self._over is not None:
+            self._end_rest(*self._over)
         if self._sent_when_busy and 2 * len(self._sent) <= self._sent_when_busy:
             # the server's guess was of when others would make room, and ours have
             self._busy_until, self._sent_when_busy = 0.0, 0
@@ -294,7 +305,8 @@ class Runner(Generic[C, R]):
             self.counts.resubmitted += one.duplicate
 
     def _send_again(self, job_id: str) -> None:
-        self._pending.append(self._taken_back(job_id))
+        if job_id in self._sent:
+            self._pending.append(self._taken_back(job_id))
 
     def _taken_back(self, job_id: str) -> Job:
         job = self._sent.pop(job_id)
@@ -312,6 +324,9 @@ class Runner(Generic[C, R]):
     def _end(self, result: Result) -> None:
         if result.job_id in self._sent:
             self._taken_back(result.job_id)
+        elif result.job_id not in self._steps:
+            # it was not waited for any more
+            return
         self.counts.completion_tokens += result.usage.completion_tokens
         step = self._steps.pop(result.job_id)
         step.results[result.job_id] = result
@@ -319,14 +334,22 @@ class Runner(Generic[C, R]):
             results = [step.results[job_id] for job_id in step.job_ids]
             self._advance(step.work, step.home, step.place, results)
 
-    def _expire(self) -> None:
-        """The deadline has passed: end what is in the queue, and say of the rest that it came too late."""
-        if not self._late:
-            self._late = True
+    def _end_rest(self, status: ResultStatus, failure: Failure | None) -> None:
+        """End what is in the queue, and what waits to be sent."""
+        if self._told_at is None:
             self._end_late()
-        why = Failure(code="deadline_passed", message="the deadline of the bulk job had passed")
+            self._told_at = time.monotonic()
+        if time.monotonic() - self._told_at > GRACE_S:
+            self._pending.extend(self._sent.values())
         while self._pending:
-            self._end(_unsent(self._pending.popleft(), "expired", why))
+            # an earlier run may have submitted some, and have been killed before it wrote their answers
+            waiting = list(islice(self._pending, SLICE))
+            found = {one.job_id: one for one in self._client.results_of((job.id for job in waiting), self._model)}
+            for _ in waiting:
+                self._pending.popleft()
+            # what is found may lead to jobs of the next level: these come first then
+            for job in waiting:
+                self._end(found.get(job.id) or _unsent(job, status, failure))
 
     def _hand_over(self, writers: ThreadPoolExecutor, *, idle: bool) -> None:
         """Have complete chunks written; wait for that where there is nothing else to do."""
@@ -388,5 +411,5 @@ class _Patience:
         self._stopping.wait(random.uniform(0.5, 1.0) * min(5.0, 0.2 + now - self._since))
 
 
-def _unsent(job: Job, status: ResultStatus, failure: Failure) -> Result:
+def _unsent(job: Job, status: ResultStatus, failure: Failure | None) -> Result:
     return Result(job_id=job.id, status=status, failure=failure)

@@ -12,7 +12,7 @@ from producers.bulk.chunks import Chunk, Piece
 from producers.bulk.columns import Columns, Item
 from producers.bulk.duplicates import DuplicateFinder
 from producers.bulk.io_errors import SourceError
-from producers.bulk.jsonl import JsonlReader, PackedJsonlReader
+from producers.bulk.jsonl import JsonlReader, LineParser, PackedJsonlReader
 from producers.bulk.locations import Location, locate
 from producers.bulk.parquet import ParquetReader
 from producers.bulk.rows import RowFault
@@ -88,19 +88,28 @@ class Source:
 
     What a plan says stays true or is found out: each object is read with the etag that it had, and another one raises
     ObjectChanged.
+
+    Args:
+        parse: Makes rows of JSON lines in another way than as documents.
     """
 
     def __init__(
-        self, location: Location, columns: Columns, format_name: str | None, fields: Sequence[str] | None
+        self,
+        location: Location,
+        columns: Columns,
+        format_name: str | None,
+        fields: Sequence[str] | None = None,
+        *,
+        parse: LineParser | None = None,
     ) -> None:
         self._location = location
         self._columns = columns
         self._format = format_name
         self._fields = fields
         self._readers: dict[str, RowReader] = {
-            "jsonl": JsonlReader(location.store, columns),
-            "jsonl.gz": PackedJsonlReader(location.store, columns, "gz"),
-            "jsonl.zst": PackedJsonlReader(location.store, columns, "zst"),
+            "jsonl": JsonlReader(location.store, columns, parse),
+            "jsonl.gz": PackedJsonlReader(location.store, columns, "gz", parse),
+            "jsonl.zst": PackedJsonlReader(location.store, columns, "zst", parse),
             "parquet": ParquetReader(location.store, columns, fields),
             "text": TextReader(location.store, columns),
         }

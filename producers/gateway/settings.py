@@ -57,7 +57,7 @@ class GatewaySettings(BaseSettings):
         default_factory=list, description="Origins whose pages may call; none by default."
     )
     max_batches: int = Field(
-        4, ge=0, description="Batches that this process works on at a time; 0 leaves all to others."
+        4, ge=0, description="Batches that a process beside this one works on at a time; 0 leaves all to others."
     )
     grace_s: float = Field(30.0, ge=0, description="How long running requests may go on after SIGTERM.")
     file_ttl_s: int = Field(30 * 86400, ge=60, description="How long files and batches are known.")

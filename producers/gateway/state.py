@@ -9,16 +9,16 @@ from typing import Any
 
 from pagemill.async_client import AsyncClient
 from pagemill.catalogue import Catalogue
-from pagemill.connection import connect, connect_async
+from pagemill.connection import connect_async
 from pagemill.object_store import ObjectStore, open_store
 from pagemill.settings import ClientSettings
 from pagemill.stream_hub import StreamHub
 from pagemill.submitter import Submitter
+from producers.batch_file.service import BatchRunner, FileKeeper, open_service
 from producers.gateway.api_keys import KeyRing
-from producers.gateway.batch_keeper import BatchKeeper
+from producers.gateway.batch_process import BatchProcess
 from producers.gateway.limits import Limiter
 from producers.gateway.metrics import Metrics
-from producers.gateway.records import Records
 from producers.gateway.settings import GatewaySettings
 
 
@@ -29,7 +29,8 @@ class Gateway:
 
     Args:
         keys: None serves anybody.
-        store: Where files are; None where the operator gave none.
+        store: Where large payloads and results are; None where the operator gave none.
+        files, batches: Kept there too.
         in_flight: Generations that are under way.
     """
 
@@ -42,8 +43,8 @@ class Gateway:
     keys: KeyRing | None
     metrics: Metrics
     store: ObjectStore | None
-    records: Records
-    batches: BatchKeeper
+    files: FileKeeper | None
+    batches: BatchRunner | None
     drop_lines: list[re.Pattern[str]]
     in_flight: int = 0
     stopping: bool = False
@@ -73,31 +74,36 @@ async def open_gateway(
         queue.redis_url, queue=queue.queue, object_store=store, max_queued_tokens=queue.max_queued_tokens
     )
     hub = StreamHub(client)
-    blocking = connect(queue.redis_url)
-    records = Records(blocking, queue.queue, settings.file_ttl_s)
-    catalogue = Catalogue(client)
-    keeper = BatchKeeper(queue, store, records, catalogue, settings)
+    files, batches = _service(queue, settings)
     gateway = Gateway(
         settings=settings,
         client=client,
         submitter=Submitter(client),
         hub=hub,
-        catalogue=catalogue,
+        catalogue=Catalogue(client),
         limiter=Limiter(redis),
         keys=keys,
         metrics=Metrics(),
         store=store,
-        records=records,
-        batches=keeper,
+        files=files,
+        batches=batches,
         drop_lines=settings.patterns,
     )
-    keeper.begin()
+    runs_batches = batches is not None and settings.max_batches > 0
+    running = asyncio.create_task(BatchProcess(queue, settings).run()) if runs_batches else None
     try:
         yield gateway
     finally:
-        await keeper.end()
+        if running is not None:
+            running.cancel()
+            await asyncio.wait([running])
         await gateway.finish(5.0)
         await hub.close()
         await client.close()
         await redis.aclose()
-        blocking.close()
+
+
+def _service(queue: ClientSettings, settings: GatewaySettings) -> tuple[FileKeeper | None, BatchRunner | None]:
+    if queue.object_store is None:
+        return None, None
+    return open_service(queue.object_store, queue.queue, max_bytes=settings.max_file_bytes, ttl_s=settings.file_ttl_s)

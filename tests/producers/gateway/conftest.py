@@ -33,9 +33,12 @@ def gateway(
     redis_url: str,
     service: RunningService,  # noqa: ARG001  the gateway's worker
     tmp_path_factory: pytest.TempPathFactory,
+    request: pytest.FixtureRequest,
 ) -> Iterator[RunningGateway]:
     store: Path = tmp_path_factory.mktemp("objects")
-    with running_gateway(redis_url, QUEUE, object_store=store.as_uri()) as gateway:
+    # a process beside it, for those modules that have batches
+    max_batches = getattr(request.module, "MAX_BATCHES", 0)
+    with running_gateway(redis_url, QUEUE, object_store=store.as_uri(), max_batches=max_batches) as gateway:
         wait_for(lambda: is_ready(gateway))
         yield gateway
 

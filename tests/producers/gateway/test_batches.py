@@ -2,8 +2,10 @@
 
 import io
 import json
+import os
+import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +19,22 @@ from tests.support.servers import wait_for
 
 QUEUE = "gateway-tests"
 
+# the gateway of these tests has its process for batches beside it
+MAX_BATCHES = 4
+
 
 def chat_line(custom_id: str, **body: Any) -> dict[str, Any]:
     fields = {"model": "fake", "messages": [{"role": "user", "content": custom_id}], "max_tokens": 5, "seed": 1}
     return {"custom_id": custom_id, "method": "POST", "url": "/v1/chat/completions", "body": fields | body}
 
 
-def created(client: openai.OpenAI, lines: Sequence[Any], endpoint: Any = "/v1/chat/completions") -> Batch:
+def created(
+    client: openai.OpenAI, lines: Sequence[Any], endpoint: Any = "/v1/chat/completions", window: Any = "24h"
+) -> Batch:
     text = b"".join(line if isinstance(line, bytes) else json.dumps(line).encode() + b"\n" for line in lines)
     file = client.files.create(file=("in.jsonl", io.BytesIO(text)), purpose="batch")
     return client.batches.create(
-        input_file_id=file.id, endpoint=endpoint, completion_window="24h", metadata={"night": "1"}
+        input_file_id=file.id, endpoint=endpoint, completion_window=window, metadata={"night": "1"}
     )
 
 
@@ -72,7 +79,7 @@ def test_a_batch_is_answered_in_order(client: openai.OpenAI) -> None:
 
 def test_bad_lines_are_in_the_error_file_and_the_others_answered(client: openai.OpenAI) -> None:
     """
-    What is no request, what cannot be served, and what the worker refuses; blank lines, CRLF and a BOM are none.
+    What is no request, what cannot be served, and what the worker refuses; CRLF and a BOM are none of these.
     """
     lines: list[Any] = [
         b"\xef\xbb\xbf" + json.dumps(chat_line("good")).encode() + b"\r\n",
@@ -92,12 +99,13 @@ def test_bad_lines_are_in_the_error_file_and_the_others_answered(client: openai.
 
     done = ended(client, created(client, lines))
 
-    assert ("completed", (12, 2, 10)) == (done.status, counts(done))
+    assert ("completed", (13, 2, 11)) == (done.status, counts(done))
     assert ["good", "last"] == [line["custom_id"] for line in lines_of(client, done.output_file_id)]
     errors = lines_of(client, done.error_file_id)
     codes = [(line["custom_id"], line["response"]["body"]["error"]["code"]) for line in errors]
     assert [
-        ("", "invalid_json"),
+        ("", "blank_line"),
+        ("", "invalid_json_line"),
         ("", "invalid_encoding"),
         ("good", "duplicate_custom_id"),
         ("tools", "invalid_value"),
@@ -131,10 +139,14 @@ def test_a_file_without_requests_fails_its_batch(client: openai.OpenAI) -> None:
     """
     Empty, or of another kind; why is told.
     """
-    for lines in ([], [b"a,b,c\n", b"1,2,3\n"]):
+    broken: list[tuple[list[bytes], list[tuple[str, int | None]]]] = [
+        ([], [("empty_file", None)]),
+        ([b"a,b,c\n", b"1,2,3\n"], [("invalid_json", 1), ("invalid_json", 2)]),
+    ]
+    for lines, faults in broken:
         done = ended(client, created(client, lines))
         assert done.errors is not None
-        assert ("failed", ["invalid_file"]) == (done.status, [one.code for one in done.errors.data or []])
+        assert ("failed", faults) == (done.status, [(one.code, one.line) for one in done.errors.data or []])
     done = ended(client, created(client, [chat_line("x", model="nobody")]))
     assert done.errors is not None
     assert ["model_not_found"] == [one.code for one in done.errors.data or []]
@@ -174,7 +186,7 @@ def test_a_batch_goes_on_in_another_gateway(
     One that ends leaves it to the next: each line is answered once.
     """
     store = tmp_path.as_uri()
-    lines = [chat_line(f"{number}", max_tokens=60) for number in range(1000)]
+    lines = [chat_line(f"{number}", max_tokens=20) for number in range(1000)]
     with running_gateway(redis_url, "another", object_store=store) as first:
         client = openai.OpenAI(base_url=f"{first.url}/v1", api_key="x")
         batch = created(client, lines)
@@ -186,32 +198,61 @@ def test_a_batch_goes_on_in_another_gateway(
 
     assert ("completed", (1000, 1000, 0)) == (done.status, counts(done))
     assert [line["custom_id"] for line in lines] == [answer["custom_id"] for answer in answers]
-    assert [] == list((tmp_path / "batches").rglob("*.jsonl"))
+    assert [] == [path for path in tmp_path.rglob("work/**/*") if path.is_file()]
+
+
+def test_a_killed_process_of_the_batches_is_started_again(
+    redis_url: str,
+    gateway: RunningGateway,  # noqa: ARG001  it has the worker
+    tmp_path: Path,
+) -> None:
+    """
+    kill -9 of the process beside the gateway: another takes its place and goes on with the batch.
+    """
+    lines = [chat_line(f"{number}", max_tokens=20) for number in range(700)]
+    with running_gateway(redis_url, "another", object_store=tmp_path.as_uri()) as other:
+        client = openai.OpenAI(base_url=f"{other.url}/v1", api_key="x")
+        batch = created(client, lines)
+        wait_for(lambda: counts(client.batches.retrieve(batch.id))[1] > 0, 30)
+        [pid] = batch_processes(str(tmp_path))
+        os.kill(pid, signal.SIGKILL)
+        done = ended(client, batch, 60)
+        answers = lines_of(client, done.output_file_id)
+
+    assert ("completed", (700, 700, 0)) == (done.status, counts(done))
+    assert [line["custom_id"] for line in lines] == [answer["custom_id"] for answer in answers]
+    assert [] == batch_processes(str(tmp_path))
+
+
+def batch_processes(store: str) -> list[int]:
+    """The processes that run the batches of a store."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            command, environ = (folder.joinpath(name).read_bytes() for name in ("cmdline", "environ"))
+        except OSError:
+            # it has ended meanwhile
+            continue
+        if b"producers.batch_file" in command and store.encode() in environ:
+            found.append(int(folder.name))
+    return found
 
 
 def test_a_batch_whose_time_is_over_expires(
     redis_url: str,
     gateway: RunningGateway,  # noqa: ARG001  it has the worker
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """
     What is answered by then is kept, and the rest told as late.
     """
-    monkeypatch.setattr("producers.gateway.batches.WINDOW_S", 2)
     lines = [chat_line("short"), *(chat_line(f"{number}", max_tokens=8000) for number in range(300))]
     with running_gateway(redis_url, "another", object_store=tmp_path.as_uri()) as other:
         client = openai.OpenAI(base_url=f"{other.url}/v1", api_key="x")
         began = time.time()
-        done = ended(client, created(client, lines))
+        done = ended(client, created(client, lines, window="2s"))
         errors = lines_of(client, done.error_file_id)
 
     assert "expired" == done.status
     assert {"batch_expired"} == {line["error"]["code"] for line in errors}
     assert time.time() - began < 25
-
-
-@pytest.fixture(autouse=True)
-def _nothing_runs_on(gateway: RunningGateway) -> Iterator[None]:
-    yield
-    wait_for(lambda: not gateway.gateway.batches._running, 30)

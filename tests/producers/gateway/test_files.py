@@ -8,7 +8,7 @@ import httpx
 import openai
 import pytest
 
-from producers.gateway.file_objects import PIECE_BYTES
+from producers.batch_file.files import PIECE_BYTES
 from tests.support.gateways import RunningGateway, running_gateway, write_keys
 
 
@@ -122,7 +122,9 @@ def test_files_over_size_are_413(redis_url: str, tmp_path: Path) -> None:
     While they are read; nothing of them stays.
     """
     with (
-        running_gateway(redis_url, "q", object_store=tmp_path.as_uri(), max_file_bytes=100_000) as gateway,
+        running_gateway(
+            redis_url, "q", object_store=tmp_path.as_uri(), max_batches=0, max_file_bytes=100_000
+        ) as gateway,
         openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="x", max_retries=0) as client,
     ):
         fits = client.files.create(file=("x", b"x" * 100_000), purpose="batch")
@@ -161,7 +163,9 @@ def test_tenants_see_their_own_files(redis_url: str, tmp_path: Path) -> None:
     """
     keys = write_keys(tmp_path / "keys.toml", one={}, other={})
     store = (tmp_path / "objects").as_uri()
-    with running_gateway(redis_url, "q2", object_store=store, keys_file=tmp_path / "keys.toml") as gateway:
+    with running_gateway(
+        redis_url, "q2", object_store=store, max_batches=0, keys_file=tmp_path / "keys.toml"
+    ) as gateway:
         one, other = (
             openai.OpenAI(base_url=f"{gateway.url}/v1", api_key=keys[name], max_retries=0) for name in ("one", "other")
         )

@@ -1,0 +1,199 @@
+"""
+`pagemill batch run`: put an OpenAI batch file through a queue, and write what the API would give.
+
+    python -m producers.batch_file run input.jsonl -o output.jsonl
+    python -m producers.batch_file serve
+
+Ctrl-C and SIGTERM stop either in order; the same command goes on with what is left. Exit code of
+`run`: 0 where all lines have a response, 1 where some have none or it was stopped, 2 where it cannot
+start.
+"""
+
+import argparse
+import logging
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from datetime import datetime
+from pathlib import Path
+from types import FrameType
+
+from rich.console import Console
+
+from pagemill.client import Client
+from pagemill.errors import PagemillError, SettingsError
+from pagemill.settings import ClientSettings
+from producers.batch_file.errors import BatchFileError, Interrupted
+from producers.batch_file.local import Summary, errors_beside, run_file, spool
+from producers.batch_file.plan import ROWS_PER_CHUNK, Order
+from producers.batch_file.server import BatchServer, Capacity
+from producers.batch_file.service import folder_of
+from producers.batch_file.work import BatchFile, Progress
+from producers.bulk.errors import BulkError
+from producers.bulk.io_errors import SourceError
+from producers.openai_api.batch_lines import ENDPOINTS
+from producers.progress import Display, Meter, Moment, display_for
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parse(arguments)
+    try:
+        code: int = options.command(options)
+        return code
+    except Interrupted as error:
+        print(f"batch: {error}", file=sys.stderr)
+        return 1
+    except (BatchFileError, BulkError, SettingsError, SourceError) as error:
+        print(f"batch: {error}", file=sys.stderr)
+        return 2
+    except PagemillError as error:
+        print(f"batch: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("batch: interrupted", file=sys.stderr)
+        return 130
+
+
+def _run(options: argparse.Namespace) -> int:
+    with ExitStack() as stack:
+        output = options.output
+        if output == "-":
+            output = str(Path(stack.enter_context(tempfile.TemporaryDirectory())) / "output.jsonl")
+        errors = options.errors or errors_beside(output)
+        order = Order(
+            spool(sys.stdin.buffer, output) if options.input == "-" else options.input,
+            endpoint=options.endpoint,
+            tenant=options.tenant,
+            deadline=options.deadline.timestamp() if options.deadline else None,
+            rows_per_chunk=options.rows_per_chunk,
+            max_jobs=options.max_jobs,
+            max_tokens=options.max_tokens,
+        )
+        summary = _work(options, order, output, errors)
+        if options.output == "-":
+            _print_files(output, "" if options.errors else errors)
+    _tell(options, summary)
+    return 0 if not summary.failed else 1
+
+
+def _work(options: argparse.Namespace, order: Order, output: str, errors: str) -> Summary:
+    with ExitStack() as stack:
+        client = stack.enter_context(Client(options.redis_url, queue=options.queue, object_store=options.object_store))
+        display = stack.enter_context(display_for(Console(stderr=True)))
+        display.show(Moment(0, 0, "reading the input", unit="lines", kv_usage=None))
+        return run_file(order, output, errors, client, started=_heed_signals, on_turn=_shower(display))
+
+
+def _serve(options: argparse.Namespace) -> int:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    with Client(options.redis_url, queue=options.queue, object_store=options.object_store) as client:
+        place = ClientSettings.load(strict=False, queue=options.queue, object_store=options.object_store)
+        if place.object_store is None:
+            raise SettingsError("batches are kept in an object store: set PAGEMILL_OBJECT_STORE or --object-store")
+        capacity = Capacity(
+            batches=options.batches,
+            jobs=options.max_jobs,
+            tokens=options.max_tokens,
+            max_lines=options.max_lines,
+            max_bytes=options.max_mb * 1024 * 1024,
+            ttl_s=options.ttl_s,
+        )
+        server = BatchServer(folder_of(place.object_store, place.queue), client, capacity)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: server.stop())
+        server.run()
+    return 0
+
+
+def _shower(display: Display) -> Callable[[Progress], None]:
+    meter = Meter()
+
+    def show(progress: Progress) -> None:
+        stage = "waiting for a full queue" if progress.busy else "running"
+        done = progress.completed + progress.failed
+        rate = meter.read(progress.completion_tokens)
+        display.show(Moment(done, progress.total, stage, tokens_per_s=rate, unit="lines", kv_usage=None))
+
+    return show
+
+
+def _heed_signals(work: BatchFile) -> None:
+    """The first stops the work in order, the second at once."""
+
+    def stop(number: int, frame: FrameType | None) -> None:  # noqa: ARG001  a signal handler takes both
+        if work.stopped:
+            raise KeyboardInterrupt
+        work.stop()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
+
+
+def _print_files(*paths: str) -> None:
+    for path in paths:
+        if path and Path(path).exists():
+            with open(path, "rb") as file:
+                shutil.copyfileobj(file, sys.stdout.buffer)
+    sys.stdout.buffer.flush()
+
+
+def _tell(options: argparse.Namespace, summary: Summary) -> None:
+    # what is printed is the output itself
+    out = sys.stderr if options.output == "-" else sys.stdout
+    if options.json:
+        print(summary.model_dump_json(exclude={"source_fingerprint"}), file=out)
+        return
+    where = ", ".join(filter(None, (summary.output, summary.errors))) if options.output != "-" else "standard output"
+    print(
+        f"{summary.status}: {summary.total:,} lines, {summary.completed:,} with a response, "
+        f"{summary.failed:,} without; {where}",
+        file=out,
+    )
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="pagemill batch", description="Run OpenAI batch files.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    run = commands.add_parser("run", help="run one file", description="Run one file, or what is left of it.")
+    run.set_defaults(command=_run)
+    run.add_argument(
+        "input", help="JSON lines of requests: a path, file:// or s3:// URL, .gz and .zst too; - for stdin"
+    )
+    run.add_argument("-o", "--output", required=True, help="the file of responses: a path or URL; - for stdout")
+    run.add_argument("--errors", help="the file of errors; OUTPUT with .errors.jsonl for .jsonl where not given")
+    run.add_argument("--endpoint", choices=ENDPOINTS, help="that all lines must name; else the first line's")
+    run.add_argument("--tenant", default="default", help="who pays")
+    run.add_argument(
+        "--deadline", type=_instant, help="what has no answer by then gets none: 2026-12-01T06:00:00+01:00"
+    )
+    run.add_argument("--rows-per-chunk", type=int, default=ROWS_PER_CHUNK, help="lines that are kept together (256)")
+    run.add_argument("--max-jobs", type=int, default=2048, help="most jobs in the queue at a time (2048)")
+    run.add_argument("--max-tokens", type=int, default=4_000_000, help="most estimated tokens of them (4,000,000)")
+    run.add_argument("--json", action="store_true", help="print the summary as JSON")
+    serve = commands.add_parser(
+        "serve", help="run the batches of gateways", description="Run the batches that gateways take, until SIGTERM."
+    )
+    serve.set_defaults(command=_serve)
+    serve.add_argument("--batches", type=int, default=8, help="batches at a time (8)")
+    serve.add_argument("--max-jobs", type=int, default=4096, help="most jobs of all in the queue at a time (4096)")
+    serve.add_argument("--max-tokens", type=int, default=8_000_000, help="most estimated tokens of them (8,000,000)")
+    serve.add_argument("--max-lines", type=int, default=50_000, help="of an input file; more fails (50,000)")
+    serve.add_argument("--max-mb", type=int, default=200, help="of an input file, in MiB; more fails (200)")
+    serve.add_argument("--ttl-s", type=int, help="seconds that outputs and batches are kept; else for ever")
+    for one in (run, serve):
+        one.add_argument("--redis-url", help="the server, as redis://host:port/0")
+        one.add_argument("--queue", help="name of the queue")
+        one.add_argument("--object-store", help="where large payloads and results are")
+    return parser.parse_args(arguments)
+
+
+def _instant(text: str) -> datetime:
+    moment = datetime.fromisoformat(text)
+    return moment if moment.tzinfo is not None else moment.astimezone()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
