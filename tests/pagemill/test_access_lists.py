@@ -21,12 +21,15 @@ from tests.support.topologies import Cluster
 from worker.fake_engine import FakeEngine
 
 ROOT = Path(__file__).resolve().parents[2]
-PRODUCERS_SCRIPTS = ("submit", "cancel", "forget", "create_batch", "seal_batch", "cancel_batches", "requeue", "purge")
+PRODUCERS_SCRIPTS = (
+    *("submit", "cancel", "forget", "create_batch", "seal_batch", "cancel_batches", "requeue", "purge"),
+    *("lease", "claim_replies", "ack_replies"),
+)
 PRODUCERS_FILES = (
     *("client", "client_base", "async_client", "dead_verbs", "batch_verbs", "async_batch_verbs", "shares"),
-    *("calls", "subscriber", "dead_letters"),
+    *("calls", "subscriber", "dead_letters", "bulk_verbs", "gathering", "replies", "stream_hub", "submitter"),
 )
-WORKERS_FILES = ("consumer", "raw", "server_facts")
+WORKERS_FILES = ("consumer", "raw", "server_facts", "shown_tokenizer", "survey")
 
 # words in the source that look as if they were commands
 NO_COMMANDS = {"block", "nogroup"}
