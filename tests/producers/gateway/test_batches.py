@@ -174,7 +174,7 @@ def test_a_batch_goes_on_in_another_gateway(
     One that ends leaves it to the next: each line is answered once.
     """
     store = tmp_path.as_uri()
-    lines = [chat_line(f"{number}", max_tokens=60) for number in range(1000)]
+    lines = [chat_line(f"{number}", max_tokens=20) for number in range(1000)]
     with running_gateway(redis_url, "another", object_store=store) as first:
         client = openai.OpenAI(base_url=f"{first.url}/v1", api_key="x")
         batch = created(client, lines)
