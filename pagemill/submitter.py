@@ -38,7 +38,8 @@ class Submitter:
             As that does.
         """
         async with self._asking:
-            [ready] = await self._client._prepare_all([job])
+            await self._client._learn_models([job.model])
+            ready = await self._client._prepare(job)
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._waiting.append((ready, answer))
         if len(self._tasks) < MAX_SENDING:
