@@ -1,7 +1,6 @@
 """Many callers of one event loop submit single jobs; few scripts carry them."""
 
 import asyncio
-import time
 from collections import deque
 
 from pagemill.async_client import AsyncClient
@@ -39,7 +38,8 @@ class Submitter:
             As that does.
         """
         async with self._asking:
-            [ready] = await self._client._prepare_all([job], time.monotonic())
+            await self._client._learn_models([job.model])
+            ready = await self._client._prepare(job)
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._waiting.append((ready, answer))
         if len(self._tasks) < MAX_SENDING:
