@@ -8,7 +8,6 @@ from typing import Any
 
 from pagemill import calls
 from pagemill.batch_verbs import BatchVerbs
-from pagemill.bulk_verbs import BulkVerbs
 from pagemill.calls import Answer, in_chunks
 from pagemill.client_core import (
     CHUNK,
@@ -41,7 +40,7 @@ from pagemill.scripts import translated
 from pagemill.shares import ShareVerbs
 
 
-class Client(BatchVerbs, BulkVerbs, DeadVerbs, ShareVerbs):
+class Client(BatchVerbs, DeadVerbs, ShareVerbs):
     """
     A producer's door to the queue.
 

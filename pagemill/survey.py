@@ -65,7 +65,7 @@ class Survey:
 
 async def read_survey(redis: Redis, keys: QueueKeys) -> Survey:
     """
-    Look at a queue; costs the server a few hundred microseconds.
+    Look at a queue, in three round trips.
 
     Raises:
         QueueUnavailable: the server cannot be reached, or refuses.

@@ -23,7 +23,7 @@ from types import FrameType
 
 from rich.console import Console
 
-from pagemill.client import Client
+from pagemill.bulk_client import BulkClient
 from pagemill.errors import PagemillError, SettingsError
 from pagemill.settings import ClientSettings
 from producers.batch_file.errors import BatchFileError, Interrupted
@@ -81,7 +81,9 @@ def _run(options: argparse.Namespace) -> int:
 
 def _work(options: argparse.Namespace, order: Order, output: str, errors: str) -> Summary:
     with ExitStack() as stack:
-        client = stack.enter_context(Client(options.redis_url, queue=options.queue, object_store=options.object_store))
+        client = stack.enter_context(
+            BulkClient(options.redis_url, queue=options.queue, object_store=options.object_store)
+        )
         display = stack.enter_context(display_for(Console(stderr=True)))
         display.show(Moment(0, 0, "reading the input", unit="lines", kv_usage=None))
         return run_file(order, output, errors, client, started=_heed_signals, on_turn=_shower(display))
@@ -89,7 +91,7 @@ def _work(options: argparse.Namespace, order: Order, output: str, errors: str) -
 
 def _serve(options: argparse.Namespace) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    with Client(options.redis_url, queue=options.queue, object_store=options.object_store) as client:
+    with BulkClient(options.redis_url, queue=options.queue, object_store=options.object_store) as client:
         place = ClientSettings.load(strict=False, queue=options.queue, object_store=options.object_store)
         if place.object_store is None:
             raise SettingsError("batches are kept in an object store: set PAGEMILL_OBJECT_STORE or --object-store")

@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from pagemill.client import Client
+from pagemill.bulk_client import BulkClient
 from pagemill.errors import ObjectNotFound
 from pagemill.object_store import ObjectStore, open_store
 from producers.batch_file.errors import BatchFileError
@@ -80,7 +80,7 @@ def run_file(
     order: Order,
     output: str,
     errors: str,
-    client: Client,
+    client: BulkClient,
     *,
     started: Callable[[BatchFile], object] = lambda _: None,
     on_turn: Callable[[Progress], object] = lambda _: None,

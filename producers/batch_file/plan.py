@@ -11,7 +11,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from pagemill.client import Client
+from pagemill.bulk_client import BulkClient
 from pagemill.errors import ObjectNotFound, UnknownModel
 from pagemill.ids import uuid7
 from pagemill.object_store import ObjectStore
@@ -138,7 +138,7 @@ def read_plan(store: ObjectStore) -> Plan | None:
         raise OutputError(f"{PLAN} in {store} cannot be read: {error}") from error
 
 
-def find_or_make(order: Order, source: Input, store: ObjectStore, client: Client) -> Plan:
+def find_or_make(order: Order, source: Input, store: ObjectStore, client: BulkClient) -> Plan:
     """
     The plan of an order; reads all of the input where it is made.
 
@@ -155,7 +155,7 @@ def find_or_make(order: Order, source: Input, store: ObjectStore, client: Client
     return found
 
 
-def _make(order: Order, given: Input, store: ObjectStore, client: Client) -> Plan:
+def _make(order: Order, given: Input, store: ObjectStore, client: BulkClient) -> Plan:
     survey = Survey(order.endpoint, lambda model: _is_served(client, model))
     source = given.source(survey.parse)
     fingerprint = source.fingerprint()
@@ -192,7 +192,7 @@ def _check_size(order: Order, size: int) -> None:
         raise Rejected([BatchFault(code="file_too_large", message=message)])
 
 
-def _is_served(client: Client, model: str) -> bool:
+def _is_served(client: BulkClient, model: str) -> bool:
     try:
         client.gather(model)
     except UnknownModel:

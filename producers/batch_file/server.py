@@ -12,7 +12,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 
-from pagemill.client import Client
+from pagemill.bulk_client import BulkClient
 from pagemill.errors import ObjectNotFound, PagemillError
 from pagemill.object_store import open_store
 from producers.batch_file.book import Book, Key
@@ -116,7 +116,7 @@ class BatchServer:
     def __init__(
         self,
         root: str,
-        client: Client,
+        client: BulkClient,
         capacity: Capacity = Capacity(),
         *,
         poll_s: float = POLL_S,

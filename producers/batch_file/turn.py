@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from pagemill.client import Client
+from pagemill.bulk_client import BulkClient
 from pagemill.errors import ObjectChanged, ObjectNotFound, StoreAway
 from pagemill.object_store import ObjectStore, open_store
 from producers.batch_file.book import Book, Key
@@ -51,7 +51,7 @@ class Turn:
         self,
         key: Key,
         root: str,
-        client: Client,
+        client: BulkClient,
         share: Share,
         *,
         book: Book,

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from pagemill.client import Client
+from pagemill.bulk_client import BulkClient
 from pagemill.errors import BatchNotFound, ObjectNotFound
 from pagemill.object_store import ObjectStore
 from pagemill.schema import Failure
@@ -71,7 +71,7 @@ class BatchFile:
         self,
         order: Order,
         folder: ObjectStore,
-        client: Client,
+        client: BulkClient,
         on_turn: Callable[[Progress], object] = lambda _: None,
     ) -> None:
         self._order, self._folder, self._client, self._on_turn = order, folder, client, on_turn

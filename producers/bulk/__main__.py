@@ -20,7 +20,7 @@ from typing import Any
 
 from rich.console import Console
 
-from pagemill.client import Client
+from pagemill.bulk_client import BulkClient
 from pagemill.errors import PagemillError, SettingsError
 from producers.bulk import status
 from producers.bulk.errors import SpecError
@@ -114,7 +114,7 @@ def _report(options: argparse.Namespace) -> int:
     return _tell(options, summarise(manifest))
 
 
-def _work(options: argparse.Namespace, work: Callable[[Client, Hooks], Summary]) -> int:
+def _work(options: argparse.Namespace, work: Callable[[BulkClient, Hooks], Summary]) -> int:
     """Do a job with a display, stopped in order by signals."""
     with ExitStack() as stack:
         client = stack.enter_context(_client(options))
@@ -159,8 +159,8 @@ def _tell(options: argparse.Namespace, summary: Summary) -> int:
     return 0 if summary.num_failed == 0 else 1
 
 
-def _client(options: argparse.Namespace) -> Client:
-    return Client(options.redis_url, queue=options.queue, object_store=options.object_store)
+def _client(options: argparse.Namespace) -> BulkClient:
+    return BulkClient(options.redis_url, queue=options.queue, object_store=options.object_store)
 
 
 def _spec(options: argparse.Namespace) -> BulkSpec:

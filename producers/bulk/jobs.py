@@ -14,7 +14,7 @@ from itertools import islice
 from threading import Lock
 from typing import Any
 
-from pagemill.client import Client
+from pagemill.bulk_client import BulkClient
 from pagemill.errors import BatchNotFound
 from pagemill.object_store import ObjectStore
 from producers.bulk.chunks import Chunk
@@ -73,7 +73,7 @@ class _Written:
     lock: Lock = field(default_factory=Lock)
 
 
-def run_job(spec: BulkSpec, client: Client, hooks: Hooks | None = None) -> Summary:
+def run_job(spec: BulkSpec, client: BulkClient, hooks: Hooks | None = None) -> Summary:
     """
     Do a job, or what is left of it; one that is done gives its figures at once.
 
@@ -90,7 +90,7 @@ def run_job(spec: BulkSpec, client: Client, hooks: Hooks | None = None) -> Summa
 
 def resume_job(
     output: str,
-    client: Client,
+    client: BulkClient,
     hooks: Hooks | None = None,
     *,
     failed: bool = False,
@@ -120,7 +120,7 @@ def resume_job(
 class BulkJob:
     """One job with its plan; the output is this process's alone meanwhile."""
 
-    def __init__(self, plan: Plan, store: ObjectStore, client: Client, lease: OutputLease, hooks: Hooks) -> None:
+    def __init__(self, plan: Plan, store: ObjectStore, client: BulkClient, lease: OutputLease, hooks: Hooks) -> None:
         self._plan, self._store, self._client, self._lease, self._hooks = plan, store, client, lease, hooks
         self._spec = plan.spec
         self._source = source_of(plan.spec)

@@ -8,7 +8,7 @@ import time
 from types import TracebackType
 from typing import Self
 
-from pagemill.client import Client
+from pagemill.bulk_client import BulkClient
 from pagemill.errors import PagemillError
 from producers.bulk.errors import Occupied
 
@@ -26,7 +26,7 @@ class OutputLease:
         wait: For a lease that may run out; else Occupied is raised at once.
     """
 
-    def __init__(self, client: Client, output: str, *, lease_s: float = LEASE_S, wait: bool = True) -> None:
+    def __init__(self, client: BulkClient, output: str, *, lease_s: float = LEASE_S, wait: bool = True) -> None:
         self._client, self._output, self._lease_s = client, output, lease_s
         self._wait_s = 1.25 * lease_s if wait else 0.0
         self.name = lease_name(output)

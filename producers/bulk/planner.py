@@ -15,7 +15,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from pagemill.client import Client
+from pagemill.bulk_client import BulkClient
 from pagemill.errors import ObjectNotFound
 from pagemill.object_store import ObjectStore
 from producers.bulk.chunks import Chunk
@@ -110,7 +110,7 @@ def write_plan(store: ObjectStore, plan: Plan) -> Plan:
     return plan
 
 
-def find_or_make(spec: BulkSpec, store: ObjectStore, client: Client) -> Plan:
+def find_or_make(spec: BulkSpec, store: ObjectStore, client: BulkClient) -> Plan:
     """
     The plan for a job with that output; reads all of the input where it is made.
 
@@ -134,7 +134,7 @@ def find_or_make(spec: BulkSpec, store: ObjectStore, client: Client) -> Plan:
     return found.model_copy(update={"spec": spec})
 
 
-def make_plan(spec: BulkSpec, store: ObjectStore, client: Client) -> Plan:
+def make_plan(spec: BulkSpec, store: ObjectStore, client: BulkClient) -> Plan:
     """
     Read all of the input and write a plan.
 
@@ -213,7 +213,7 @@ def _limited(chunks: Iterator[Chunk], limit: int | None) -> Iterator[Chunk]:
         yield chunk
 
 
-def context_of(client: Client, model: str | None) -> int:
+def context_of(client: BulkClient, model: str | None) -> int:
     """What the smallest worker of that model takes."""
     named = [fields for fields in client.workers().values() if model in (None, fields.get("model"))]
     lengths = [int(fields["max_model_len"]) for fields in named if "max_model_len" in fields]

@@ -24,7 +24,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from itertools import islice
 from typing import Generic, TypeVar
 
-from pagemill.client import Client
+from pagemill.bulk_client import BulkClient
 from pagemill.errors import (
     BatchNotFound,
     Busy,
@@ -73,7 +73,7 @@ class Runner(Generic[C, R]):
 
     def __init__(
         self,
-        client: Client,
+        client: BulkClient,
         task: Task[R],
         read: Callable[[C], Iterable[Document | RowFault | Kept[R]]],
         write: Callable[[C, list[R]], object],

@@ -5,14 +5,14 @@ from collections.abc import Mapping
 from datetime import date
 from typing import Any
 
-from pagemill.client import Client
+from pagemill.bulk_client import BulkClient
 from producers.bulk.errors import SpecError
 from producers.bulk.jobs import Hooks, run_job
 from producers.bulk.spec import BulkSpec, read_section
 
 
 def run_for_date(
-    name: str, day: date, *, client: Client | None = None, environment: Mapping[str, str] = os.environ
+    name: str, day: date, *, client: BulkClient | None = None, environment: Mapping[str, str] = os.environ
 ) -> dict[str, Any]:
     """
     Do the job `[bulk.<name>]` of pagemill.toml for a day, and give its figures as JSON values.
@@ -33,5 +33,5 @@ def run_for_date(
         )
     if client is not None:
         return run_job(spec.on(day), client, Hooks()).model_dump(mode="json")
-    with Client() as own:
+    with BulkClient() as own:
         return run_job(spec.on(day), own, Hooks()).model_dump(mode="json")

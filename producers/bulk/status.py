@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from pagemill.client import Client
+from pagemill.bulk_client import BulkClient
 from pagemill.errors import BatchNotFound, PagemillError
 from producers.bulk.errors import BulkError
 from producers.bulk.lease import describe, is_gone, lease_name
@@ -40,7 +40,7 @@ class BulkStatus(BaseModel):
     queue_error: str = ""
 
 
-def look(output: str, client: Client) -> BulkStatus:
+def look(output: str, client: BulkClient) -> BulkStatus:
     """
     Raises:
         BulkError: there is no plan in that output.
@@ -82,7 +82,7 @@ def plan_lines(plan: Plan) -> Iterator[str]:
     yield f"context   {plan.context_tokens:,} tokens, counted by {tokenizer}"
 
 
-def _of_queue(plan: Plan, output: str, state: str, client: Client) -> dict[str, str | int]:
+def _of_queue(plan: Plan, output: str, state: str, client: BulkClient) -> dict[str, str | int]:
     found: dict[str, str | int] = {}
     holder = client.lease_holder(lease_name(output))
     if holder and not is_gone(holder) and state != "done":

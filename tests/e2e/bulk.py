@@ -10,7 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from pagemill.client import Client
+from pagemill.bulk_client import BulkClient
 from producers.child import Child
 from producers.local_redis import local_redis
 from tests.support.bulk_runs import check_complete, run_killed, write_documents
@@ -28,7 +28,11 @@ def run(workdir: Path, *, documents: int = 20_000, kills: int = 3, seed: int = 1
     source = write_documents(workdir / "documents.jsonl", documents)
     output = (workdir / "output").as_uri()
     worker = [sys.executable, "-m", "worker", "--engine", "fake", "--max-num-seqs", "256", "--redis-url"]
-    with local_redis(append_only=True) as url, Child([*worker, url], log=workdir / "worker.log"), Client(url) as client:
+    with (
+        local_redis(append_only=True) as url,
+        Child([*worker, url], log=workdir / "worker.log"),
+        BulkClient(url) as client,
+    ):
         flags = ["--redis-url", url, "--input", str(source), "--rows-per-chunk", str(ROWS_PER_CHUNK)]
         flags += ["--option", "max_tokens=16", "--max-jobs", "1024"]
         num_chunks = -(-documents // ROWS_PER_CHUNK)

@@ -12,7 +12,7 @@ import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
-from pagemill.client import Client
+from pagemill.bulk_client import BulkClient
 from pagemill.object_store import open_store
 from producers.bulk.manifest import read_manifest, verify_manifest
 from producers.bulk.rows import OutputRow
@@ -82,7 +82,7 @@ def _upload(server: Seaweed, documents: int | None) -> list[str]:
 
 def _await_worker(url: str) -> None:
     """Until it serves: the plan then has the model's own tokenizer and context."""
-    with Client(url) as client:
+    with BulkClient(url) as client:
         wait_for(client.tokenizer_json, 120)
 
 
@@ -106,7 +106,7 @@ def _reads_like_a_summary(row: OutputRow, max_tokens: int) -> bool:
 
 
 def _num_jobs(url: str) -> int:
-    with Client(url) as client:
+    with BulkClient(url) as client:
         return sum(batch.total for batch in client.list_batches())
 
 

@@ -27,7 +27,7 @@ PRODUCERS_SCRIPTS = (
 )
 PRODUCERS_FILES = (
     *("client", "client_base", "async_client", "dead_verbs", "batch_verbs", "async_batch_verbs", "shares"),
-    *("calls", "subscriber", "dead_letters", "bulk_verbs", "gathering", "replies", "stream_hub", "submitter"),
+    *("calls", "subscriber", "dead_letters", "bulk_client", "gathering", "replies", "stream_hub", "submitter"),
 )
 WORKERS_FILES = ("consumer", "raw", "server_facts", "shown_tokenizer", "survey")
 

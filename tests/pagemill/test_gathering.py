@@ -1,17 +1,24 @@
 """Results of very many jobs, while more are submitted."""
 
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from redis import Redis
 
-from pagemill.client import Client
+from pagemill.bulk_client import BulkClient
 from pagemill.errors import ObjectStoreError
 from tests.support.servers import MakeConsumer, a_job, wait_for
 
 
-def test_what_ends_is_gathered_once(client: Client, consumer: MakeConsumer) -> None:
+@pytest.fixture
+def client(server_url: str, queue: str) -> Iterator[BulkClient]:
+    with BulkClient(server_url, queue=queue) as client:
+        yield client
+
+
+def test_what_ends_is_gathered_once(client: BulkClient, consumer: MakeConsumer) -> None:
     """
     Jobs that are added by and by come out as they end, each once; others of the queue do not.
     """
@@ -34,7 +41,7 @@ def test_what_ends_is_gathered_once(client: Client, consumer: MakeConsumer) -> N
     assert len(waiting) == len(seen)
 
 
-def test_what_had_ended_before_comes_at_once(client: Client, consumer: MakeConsumer) -> None:
+def test_what_had_ended_before_comes_at_once(client: BulkClient, consumer: MakeConsumer) -> None:
     """
     A duplicate of a job that is over needs no event.
     """
@@ -50,7 +57,7 @@ def test_what_had_ended_before_comes_at_once(client: Client, consumer: MakeConsu
     assert 0 == len(gathering)
 
 
-def test_what_the_queue_forgot_is_lost(client: Client, redis: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_queue_forgot_is_lost(client: BulkClient, redis: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     """
     A job that a replaced server does not know is named, so that it can be submitted again.
     """
@@ -69,13 +76,13 @@ def test_many_are_forgotten_together(server_url: str, queue: str, tmp_path: Path
     Their keys go, and their results in the store; those that run, or are unknown, are left alone.
     """
     worker = consumer()
-    with Client(server_url, queue=queue, object_store=tmp_path.as_uri()) as client:
+    with BulkClient(server_url, queue=queue, object_store=tmp_path.as_uri()) as client:
         job_ids = [one.job_id for one in client.submit_many([a_job() for _ in range(30)])]
         worker.finish(*worker.pull(max_jobs=29))
         stored = (tmp_path / "results.json").as_uri()
         (tmp_path / "results.json").write_text("{}")
         client._redis.set(client._directory.own.result(job_ids[0]), f'{{"ref":"{stored}"}}')
-        with Client(server_url, queue=queue) as storeless, pytest.raises(ObjectStoreError):
+        with BulkClient(server_url, queue=queue) as storeless, pytest.raises(ObjectStoreError):
             storeless.forget_many(job_ids)
 
         known = client.forget_many([*job_ids, "unknown"])

@@ -1,12 +1,13 @@
 """The tokenizer that a queue shows to its producers."""
 
 import random
+from collections.abc import Iterator
 
 import pytest
 from redis import Redis
 
 from pagemill import shown_tokenizer
-from pagemill.client import Client
+from pagemill.bulk_client import BulkClient
 from pagemill.keys import QueueKeys
 from pagemill.shown_tokenizer import SHOWN_S, pack, unpack
 from tests.support.servers import MakeConsumer, wait_for
@@ -14,7 +15,13 @@ from tests.support.services import RunningService
 from worker.fake_engine import ByteTokenizer
 
 
-def test_it_is_there_for_a_while(client: Client, consumer: MakeConsumer, redis: Redis, queue: str) -> None:
+@pytest.fixture
+def client(server_url: str, queue: str) -> Iterator[BulkClient]:
+    with BulkClient(server_url, queue=queue) as client:
+        yield client
+
+
+def test_it_is_there_for_a_while(client: BulkClient, consumer: MakeConsumer, redis: Redis, queue: str) -> None:
     """
     What a worker shows can be read, until nobody has shown it for ten minutes.
     """
@@ -29,7 +36,7 @@ def test_it_is_there_for_a_while(client: Client, consumer: MakeConsumer, redis: 
     assert 0 < redis.ttl(QueueKeys(queue).tokenizer) <= SHOWN_S
 
 
-def test_it_is_sent_once_and_kept_up(client: Client, consumer: MakeConsumer, redis: Redis, queue: str) -> None:
+def test_it_is_sent_once_and_kept_up(client: BulkClient, consumer: MakeConsumer, redis: Redis, queue: str) -> None:
     """
     Showing the same again only prolongs it; another one takes its place, and a lost one is sent again.
     """
@@ -63,7 +70,7 @@ def test_one_that_is_too_large_is_not_packed(monkeypatch: pytest.MonkeyPatch) ->
     assert pack(noise) is None
 
 
-def test_a_worker_shows_its_own(client: Client, server_url: str, queue: str) -> None:
+def test_a_worker_shows_its_own(client: BulkClient, server_url: str, queue: str) -> None:
     """
     Soon after its start the tokenizer of its engine can be read, also by the model's name.
     """

@@ -136,10 +136,10 @@ class BrokenStore(FileStore):
 
     error: Exception | None = None
 
-    def get_range(self, url: str, start: int, length: int) -> bytes:
+    def get_range(self, url: str, start: int, length: int, etag: str | None = None) -> bytes:
         if self.error is not None:
             raise self.error
-        return super().get_range(url, start, length)
+        return super().get_range(url, start, length, etag)
 
 
 def test_a_store_is_measured(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pagemill.client import Client
+from pagemill.bulk_client import BulkClient
 from producers.batch_file.local import Summary, run_file
 from producers.batch_file.plan import Order
 from tests.support.servers import wait_for
@@ -17,7 +17,13 @@ RunFile = Callable[..., Summary]
 
 
 @pytest.fixture
-def service(server_url: str, queue: str, client: Client) -> Iterator[RunningService]:
+def client(server_url: str, queue: str) -> Iterator[BulkClient]:
+    with BulkClient(server_url, queue=queue) as client:
+        yield client
+
+
+@pytest.fixture
+def service(server_url: str, queue: str, client: BulkClient) -> Iterator[RunningService]:
     """A worker of the test's queue, once its model is known."""
     with RunningService(server_url, queue) as service:
         wait_for(client.workers)
@@ -25,7 +31,7 @@ def service(server_url: str, queue: str, client: Client) -> Iterator[RunningServ
 
 
 @pytest.fixture
-def run(client: Client, tmp_path: Path) -> RunFile:
+def run(client: BulkClient, tmp_path: Path) -> RunFile:
     """Runs a file of the test's folder into `out.jsonl` and `out.errors.jsonl`."""
 
     def run_it(source: Path, *, on_turn: Callable[[Any], object] = lambda _: None, **fields: Any) -> Summary:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pagemill.client import Client
+from pagemill.bulk_client import BulkClient
 from producers.batch_file.records import BatchRecord, RequestCounts
 from producers.batch_file.server import BatchServer, Capacity
 from producers.batch_file.service import BatchRunner, FileKeeper, folder_of, open_service
@@ -38,7 +38,7 @@ def batches(root: str, queue: str) -> BatchRunner:
 
 
 @contextmanager
-def serving(root: str, queue: str, client: Client, capacity: Capacity | None = None) -> Iterator[BatchServer]:
+def serving(root: str, queue: str, client: BulkClient, capacity: Capacity | None = None) -> Iterator[BatchServer]:
     """A server on a thread, stopped in order at the end."""
     server = BatchServer(folder_of(root, queue), client, capacity or Capacity(), poll_s=0.02, lease_s=2.0)
     thread = threading.Thread(target=server.run)
@@ -72,7 +72,7 @@ def ended(batches: BatchRunner, batch_id: str, timeout_s: float = 30.0) -> Batch
 
 @pytest.mark.usefixtures("service")
 def test_a_batch_completes_with_its_files(
-    root: str, queue: str, client: Client, files: FileKeeper, batches: BatchRunner
+    root: str, queue: str, client: BulkClient, files: FileKeeper, batches: BatchRunner
 ) -> None:
     """
     Its lines are in the output and error files, its times in order, and its counts add up.
@@ -100,7 +100,7 @@ def test_a_batch_completes_with_its_files(
 
 @pytest.mark.usefixtures("service")
 def test_an_error_file_is_there_only_for_errors(
-    root: str, queue: str, client: Client, files: FileKeeper, batches: BatchRunner
+    root: str, queue: str, client: BulkClient, files: FileKeeper, batches: BatchRunner
 ) -> None:
     """
     A batch without a failed line has no error file.
@@ -122,7 +122,7 @@ def test_an_error_file_is_there_only_for_errors(
 def test_a_file_that_cannot_run_fails_with_its_lines(
     root: str,
     queue: str,
-    client: Client,
+    client: BulkClient,
     files: FileKeeper,
     batches: BatchRunner,
     lines: list[dict[str, Any]],
@@ -144,7 +144,7 @@ def test_a_file_that_cannot_run_fails_with_its_lines(
 
 
 def test_a_cancelled_batch_keeps_what_it_has(
-    server_url: str, queue: str, root: str, client: Client, files: FileKeeper, batches: BatchRunner
+    server_url: str, queue: str, root: str, client: BulkClient, files: FileKeeper, batches: BatchRunner
 ) -> None:
     """
     Cancelled in the middle, it ends as `cancelled`: each line is in one of the two files, in order.
@@ -178,7 +178,7 @@ def test_a_cancelled_batch_keeps_what_it_has(
 
 
 def test_a_batch_that_is_late_expires(
-    server_url: str, queue: str, root: str, client: Client, files: FileKeeper, batches: BatchRunner
+    server_url: str, queue: str, root: str, client: BulkClient, files: FileKeeper, batches: BatchRunner
 ) -> None:
     """
     At the end of its window what has no answer is expired, and what has one is kept.
@@ -204,7 +204,7 @@ def test_a_batch_expires_where_no_worker_lives(
     server_url: str,
     queue: str,
     root: str,
-    client: Client,
+    client: BulkClient,
     files: FileKeeper,
     batches: BatchRunner,
     monkeypatch: pytest.MonkeyPatch,
@@ -231,7 +231,7 @@ def test_a_batch_expires_where_no_worker_lives(
 
 @pytest.mark.usefixtures("service")
 def test_two_servers_share_the_batches(
-    root: str, queue: str, client: Client, files: FileKeeper, batches: BatchRunner
+    root: str, queue: str, client: BulkClient, files: FileKeeper, batches: BatchRunner
 ) -> None:
     """
     Each batch is run by one of them: no job is submitted twice, and all of them complete.
@@ -250,7 +250,7 @@ def test_two_servers_share_the_batches(
 
 
 def test_a_server_that_stops_leaves_its_batch_to_the_next(
-    server_url: str, queue: str, root: str, client: Client, files: FileKeeper, batches: BatchRunner
+    server_url: str, queue: str, root: str, client: BulkClient, files: FileKeeper, batches: BatchRunner
 ) -> None:
     """
     Stopped in order in the middle, another goes on: nothing is lost and nothing done twice.
@@ -275,7 +275,7 @@ def test_a_server_that_stops_leaves_its_batch_to_the_next(
 
 @pytest.mark.usefixtures("service")
 def test_a_cancelled_batch_needs_no_free_slot(
-    root: str, queue: str, client: Client, files: FileKeeper, batches: BatchRunner
+    root: str, queue: str, client: BulkClient, files: FileKeeper, batches: BatchRunner
 ) -> None:
     """
     One that waits for its turn is cancelled at once, with all its lines in the error file.
@@ -358,7 +358,7 @@ def test_what_is_another_tenants_is_not_there(files: FileKeeper, batches: BatchR
 
 @pytest.mark.usefixtures("service")
 def test_what_has_ended_cannot_be_cancelled(
-    root: str, queue: str, client: Client, files: FileKeeper, batches: BatchRunner
+    root: str, queue: str, client: BulkClient, files: FileKeeper, batches: BatchRunner
 ) -> None:
     """
     Cancelling comes too late for a batch that is completed.
@@ -376,7 +376,7 @@ def test_what_has_ended_cannot_be_cancelled(
 
 @pytest.mark.usefixtures("service")
 def test_an_input_that_was_deleted_fails_its_batch(
-    root: str, queue: str, client: Client, files: FileKeeper, batches: BatchRunner
+    root: str, queue: str, client: BulkClient, files: FileKeeper, batches: BatchRunner
 ) -> None:
     """
     A file that is gone before its batch begins is told as the batch's fault.
@@ -393,7 +393,7 @@ def test_an_input_that_was_deleted_fails_its_batch(
 
 
 def test_answers_that_came_while_no_server_ran_are_kept_after_a_cancel(
-    server_url: str, queue: str, root: str, client: Client, files: FileKeeper, batches: BatchRunner
+    server_url: str, queue: str, root: str, client: BulkClient, files: FileKeeper, batches: BatchRunner
 ) -> None:
     """
     What the queue had answered before the cancel is in the output, though nobody had written it down.

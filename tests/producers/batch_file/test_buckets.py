@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pagemill.client import Client
+from pagemill.bulk_client import BulkClient
 from producers.batch_file.local import run_file
 from producers.batch_file.plan import Order
 from producers.batch_file.server import BatchServer
@@ -31,7 +31,7 @@ def names(weed: Seaweed, prefix: str) -> list[str]:
 
 
 @pytest.mark.usefixtures("service")
-def test_a_file_is_run_from_a_bucket_into_a_bucket(bucket: Seaweed, client: Client) -> None:
+def test_a_file_is_run_from_a_bucket_into_a_bucket(bucket: Seaweed, client: BulkClient) -> None:
     """
     Input, output, errors and the work between them are objects; only what is wanted is left.
     """
@@ -49,7 +49,7 @@ def test_a_file_is_run_from_a_bucket_into_a_bucket(bucket: Seaweed, client: Clie
 
 
 @pytest.mark.usefixtures("service")
-def test_batches_live_in_a_bucket(bucket: Seaweed, queue: str, client: Client) -> None:
+def test_batches_live_in_a_bucket(bucket: Seaweed, queue: str, client: BulkClient) -> None:
     """
     Upload, create, complete, download and delete, with nothing but the bucket and the queue.
     """

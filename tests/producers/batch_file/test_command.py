@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pagemill.client import Client
+from pagemill.bulk_client import BulkClient
 from producers.batch_file.__main__ import main
 from tests.support.batch_files import (
     batch_command,
@@ -35,7 +35,7 @@ def _signals_as_they_were() -> Iterator[None]:
 
 @pytest.fixture
 def flags(served_url: str) -> list[str]:
-    with Client(served_url) as client:
+    with BulkClient(served_url) as client:
         wait_for(client.workers, 60)
     return ["--redis-url", served_url]
 

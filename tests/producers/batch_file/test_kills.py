@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pagemill.client import Client
+from pagemill.bulk_client import BulkClient
 from producers.batch_file.service import open_service
 from tests.support.batch_files import (
     batch_command,
@@ -29,7 +29,7 @@ from tests.support.services import CHECKOUT
 
 @pytest.fixture(autouse=True)
 def _worker_is_up(served_url: str) -> None:
-    with Client(served_url) as client:
+    with BulkClient(served_url) as client:
         wait_for(client.workers, 60)
 
 
@@ -47,7 +47,7 @@ def test_a_killed_run_loses_and_doubles_nothing(served_url: str, tmp_path: Path)
     output = tmp_path / "out.jsonl"
     command = batch_command("run", str(source), "-o", str(output), "--redis-url", served_url)
     command += ["--rows-per-chunk", "8", "--max-jobs", "16"]
-    with Client(served_url) as client:
+    with BulkClient(served_url) as client:
         accepted = client.stats().totals.get("accepted", 0)
         for target in sorted(draw.sample(range(15), 2)):
             with subprocess.Popen(command, cwd=CHECKOUT, env=environment(), stderr=subprocess.DEVNULL) as process:
@@ -88,7 +88,7 @@ def test_another_server_goes_on_with_the_batch_of_a_killed_one(served_url: str, 
     source = write_lines(tmp_path / "in.jsonl", (plain_line(number) for number in range(1000)))
     file = files.create("acme", filename="in.jsonl", purpose="batch", data=[source.read_bytes()])
     batch = batches.create("acme", input_file_id=file.id, endpoint="/v1/completions")
-    with Client(served_url) as client:
+    with BulkClient(served_url) as client:
         accepted = client.stats().totals.get("accepted", 0)
         with server(served_url, store, tmp_path / "log"):
             wait_for(lambda: batches.get("acme", batch.id).request_counts.completed > 100, 60)

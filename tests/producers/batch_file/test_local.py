@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pagemill.client import Client
+from pagemill.bulk_client import BulkClient
 from pagemill.errors import JobNotFound
 from producers.batch_file.errors import BatchFileError, Rejected
 from tests.producers.batch_file.conftest import RunFile
@@ -160,7 +160,7 @@ def test_a_file_over_its_limits_is_rejected(run: RunFile, tmp_path: Path, limit:
 
 
 def test_the_same_command_again_tells_the_same_and_does_nothing(
-    run: RunFile, tmp_path: Path, output: Path, client: Client
+    run: RunFile, tmp_path: Path, output: Path, client: BulkClient
 ) -> None:
     """
     What is done is not done again; without its output it is, as new jobs.
@@ -231,7 +231,7 @@ def test_the_endpoint_may_be_named(run: RunFile, tmp_path: Path, output: Path) -
     assert ["line-1"] == ids_of(read_lines(output))
 
 
-def test_the_queue_forgets_what_is_written_down(run: RunFile, tmp_path: Path, output: Path, client: Client) -> None:
+def test_the_queue_forgets_what_is_written_down(run: RunFile, tmp_path: Path, output: Path, client: BulkClient) -> None:
     """
     What is written down is forgotten in the queue, and the batch is sealed.
     """

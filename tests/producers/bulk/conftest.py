@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pagemill.client import Client
+from pagemill.bulk_client import BulkClient
 from producers.bulk.spec import BulkSpec
 from tests.support.servers import wait_for
 from tests.support.services import RunningService
@@ -15,7 +15,13 @@ MakeSpec = Callable[..., BulkSpec]
 
 
 @pytest.fixture
-def service(server_url: str, queue: str, client: Client) -> Iterator[RunningService]:
+def client(server_url: str, queue: str) -> Iterator[BulkClient]:
+    with BulkClient(server_url, queue=queue) as client:
+        yield client
+
+
+@pytest.fixture
+def service(server_url: str, queue: str, client: BulkClient) -> Iterator[RunningService]:
     """A worker of the test's queue, once it shows its tokenizer."""
     with RunningService(server_url, queue) as service:
         wait_for(lambda: client.workers() and client.tokenizer_json())

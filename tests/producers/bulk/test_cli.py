@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pagemill.client import Client
+from pagemill.bulk_client import BulkClient
 from producers.bulk.__main__ import main
 from tests.support.bulk_runs import bulk, bulk_command, output_rows, write_documents
 from tests.support.servers import wait_for
@@ -130,7 +130,7 @@ def test_a_signal_stops_in_order(served_url: str, tmp_path: Path, number: signal
     # a queue that nobody serves: the run waits
     flags = ["--redis-url", served_url, "--input", str(source), "--output", out, "-o", "max_tokens=4", "--queue", queue]
     with (
-        Client(served_url, queue=queue) as client,
+        BulkClient(served_url, queue=queue) as client,
         subprocess.Popen(bulk_command("run", *flags), cwd=CHECKOUT, stderr=subprocess.PIPE, text=True) as process,
     ):
         wait_for(lambda: sum(client.stats().queued.values()) == 400, 30)

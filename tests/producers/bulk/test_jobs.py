@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pagemill.client import Client
+from pagemill.bulk_client import BulkClient
 from pagemill.errors import BatchClosed
 from pagemill.object_store import open_store
 from producers.bulk.errors import BulkError, Occupied, SpecError
@@ -27,7 +27,7 @@ def documents(tmp_path: Path) -> Path:
     return write_documents(tmp_path / "documents.jsonl", 50, team="red")
 
 
-def test_each_document_has_its_row_in_order(documents: Path, make_spec: MakeSpec, client: Client) -> None:  # noqa: ARG001
+def test_each_document_has_its_row_in_order(documents: Path, make_spec: MakeSpec, client: BulkClient) -> None:  # noqa: ARG001
     """
     The rows stand in the order of the input, with answers, usage and the columns that are kept.
     """
@@ -49,7 +49,7 @@ def test_each_document_has_its_row_in_order(documents: Path, make_spec: MakeSpec
 def test_answers_leave_the_queue_when_they_are_written(
     documents: Path,  # noqa: ARG001
     make_spec: MakeSpec,
-    client: Client,
+    client: BulkClient,
     queue: str,
 ) -> None:
     """
@@ -65,7 +65,7 @@ def test_answers_leave_the_queue_when_they_are_written(
     assert [] == [name for name in left if ":j:" in name or ":r:" in name]
 
 
-def test_a_job_that_is_done_is_not_done_again(documents: Path, make_spec: MakeSpec, client: Client) -> None:  # noqa: ARG001
+def test_a_job_that_is_done_is_not_done_again(documents: Path, make_spec: MakeSpec, client: BulkClient) -> None:  # noqa: ARG001
     """
     The same run gives the same figures at once, and submits nothing.
     """
@@ -77,7 +77,7 @@ def test_a_job_that_is_done_is_not_done_again(documents: Path, make_spec: MakeSp
     assert [50] == [batch.total for batch in client.list_batches()]
 
 
-def test_an_output_belongs_to_one_job(documents: Path, make_spec: MakeSpec, client: Client) -> None:
+def test_an_output_belongs_to_one_job(documents: Path, make_spec: MakeSpec, client: BulkClient) -> None:
     """
     Other settings, or another input, do not mix into what is there; the message names what differs.
     """
@@ -93,7 +93,7 @@ def test_an_output_belongs_to_one_job(documents: Path, make_spec: MakeSpec, clie
 def test_a_folder_with_strange_shards_is_left_alone(
     documents: Path,  # noqa: ARG001
     make_spec: MakeSpec,
-    client: Client,
+    client: BulkClient,
     tmp_path: Path,
 ) -> None:
     """
@@ -123,7 +123,7 @@ class Stopper:
             self.runner.stop()
 
 
-def test_a_stopped_run_goes_on_where_it_was(documents: Path, make_spec: MakeSpec, client: Client) -> None:  # noqa: ARG001
+def test_a_stopped_run_goes_on_where_it_was(documents: Path, make_spec: MakeSpec, client: BulkClient) -> None:  # noqa: ARG001
     """
     What was written stays as it is, no job runs twice, and only then there is a manifest.
     """
@@ -145,7 +145,7 @@ def test_a_stopped_run_goes_on_where_it_was(documents: Path, make_spec: MakeSpec
     assert "done" == look(spec.output, client).state
 
 
-def test_rows_that_failed_run_again_alone(documents: Path, make_spec: MakeSpec, client: Client) -> None:  # noqa: ARG001
+def test_rows_that_failed_run_again_alone(documents: Path, make_spec: MakeSpec, client: BulkClient) -> None:  # noqa: ARG001
     """
     A rerun keeps the answers that are there, and gives each other row one; never two rows for one id.
     """
@@ -172,7 +172,7 @@ def test_rows_that_failed_run_again_alone(documents: Path, make_spec: MakeSpec, 
     assert [] == list(store.list("errors-"))
 
 
-def test_a_rerun_that_was_stopped_goes_on(documents: Path, make_spec: MakeSpec, client: Client) -> None:  # noqa: ARG001
+def test_a_rerun_that_was_stopped_goes_on(documents: Path, make_spec: MakeSpec, client: BulkClient) -> None:  # noqa: ARG001
     """
     Between two generations there is no manifest, and a plain resume finishes the second one.
     """
@@ -189,7 +189,7 @@ def test_a_rerun_that_was_stopped_goes_on(documents: Path, make_spec: MakeSpec, 
     assert ["done"] * 50 == [row.status for row in output_rows(spec.output)]
 
 
-def test_a_cancelled_batch_ends_the_run(documents: Path, make_spec: MakeSpec, client: Client) -> None:  # noqa: ARG001
+def test_a_cancelled_batch_ends_the_run(documents: Path, make_spec: MakeSpec, client: BulkClient) -> None:  # noqa: ARG001
     """
     Whoever cancels the batch stops the job; running it again goes on with a batch of its own.
     """
@@ -211,7 +211,7 @@ def test_a_cancelled_batch_ends_the_run(documents: Path, make_spec: MakeSpec, cl
 def test_a_second_runner_is_told_of_the_first(
     documents: Path,  # noqa: ARG001
     make_spec: MakeSpec,
-    client: Client,
+    client: BulkClient,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """
@@ -226,7 +226,7 @@ def test_a_second_runner_is_told_of_the_first(
     assert not Path(spec.output.removeprefix("file://")).exists()
 
 
-def test_broken_rows_are_rows_of_the_output(tmp_path: Path, make_spec: MakeSpec, client: Client) -> None:
+def test_broken_rows_are_rows_of_the_output(tmp_path: Path, make_spec: MakeSpec, client: BulkClient) -> None:
     """
     Whatever a row is, it has one row of the output, and the others have their answers.
     """
@@ -259,7 +259,7 @@ def test_broken_rows_are_rows_of_the_output(tmp_path: Path, make_spec: MakeSpec,
     assert ["a", "d"] == [row.custom_id for row in rows if row.status == "done"]
 
 
-def test_a_limit_takes_the_first_rows(documents: Path, make_spec: MakeSpec, client: Client) -> None:  # noqa: ARG001
+def test_a_limit_takes_the_first_rows(documents: Path, make_spec: MakeSpec, client: BulkClient) -> None:  # noqa: ARG001
     """
     With a limit the input's first rows are done, also where it ends inside a chunk.
     """
@@ -276,13 +276,13 @@ def test_a_full_queue_is_waited_for(documents: Path, make_spec: MakeSpec, server
     """
     Where the queue takes less than the job would put in, it takes longer and nothing fails.
     """
-    with Client(server_url, queue=queue, max_queued_tokens=600) as narrow:
+    with BulkClient(server_url, queue=queue, max_queued_tokens=600) as narrow:
         summary = run_job(make_spec(), narrow)
 
     assert (50, 50) == (summary.num_rows, summary.num_done)
 
 
-def test_an_open_date_is_refused(documents: Path, make_spec: MakeSpec, client: Client, tmp_path: Path) -> None:  # noqa: ARG001
+def test_an_open_date_is_refused(documents: Path, make_spec: MakeSpec, client: BulkClient, tmp_path: Path) -> None:  # noqa: ARG001
     """
     A job with {date} in its output needs a day.
     """
@@ -290,7 +290,12 @@ def test_an_open_date_is_refused(documents: Path, make_spec: MakeSpec, client: C
         run_job(make_spec(output=(tmp_path / "out-").as_uri() + "{date}"), client)
 
 
-def test_a_plan_holds_what_was_asked_for(documents: Path, make_spec: MakeSpec, client: Client, tmp_path: Path) -> None:  # noqa: ARG001
+def test_a_plan_holds_what_was_asked_for(
+    documents: Path,  # noqa: ARG001
+    make_spec: MakeSpec,
+    client: BulkClient,
+    tmp_path: Path,
+) -> None:
     """
     A template file is kept in the plan: editing it later does not change a job that has begun.
     """
@@ -310,7 +315,7 @@ def test_a_plan_holds_what_was_asked_for(documents: Path, make_spec: MakeSpec, c
         run_job(spec, client)
 
 
-def test_nothing_to_resume_says_so(client: Client, tmp_path: Path) -> None:
+def test_nothing_to_resume_says_so(client: BulkClient, tmp_path: Path) -> None:
     """
     A folder without a plan is no job.
     """
@@ -318,7 +323,7 @@ def test_nothing_to_resume_says_so(client: Client, tmp_path: Path) -> None:
         resume_job(tmp_path.as_uri(), client)
 
 
-def test_shards_may_be_parquet(documents: Path, make_spec: MakeSpec, client: Client) -> None:  # noqa: ARG001
+def test_shards_may_be_parquet(documents: Path, make_spec: MakeSpec, client: BulkClient) -> None:  # noqa: ARG001
     """
     The output's format changes nothing else.
     """
@@ -329,7 +334,7 @@ def test_shards_may_be_parquet(documents: Path, make_spec: MakeSpec, client: Cli
     assert [f"doc-{number}" for number in range(50)] == [row.custom_id for row in output_rows(spec.output)]
 
 
-def test_the_manifest_has_all_figures(documents: Path, make_spec: MakeSpec, client: Client, tmp_path: Path) -> None:  # noqa: ARG001
+def test_the_manifest_has_all_figures(documents: Path, make_spec: MakeSpec, client: BulkClient, tmp_path: Path) -> None:  # noqa: ARG001
     """
     Whoever has the folder alone can tell what it came from and what it cost.
     """

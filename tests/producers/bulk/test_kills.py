@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pagemill.client import Client
+from pagemill.bulk_client import BulkClient
 from tests.e2e import bulk as e2e
 from tests.support.bulk_runs import check_complete, run_killed, write_documents
 
@@ -22,7 +22,7 @@ def test_a_killed_run_loses_and_doubles_nothing(served_url: str, tmp_path: Path)
     done = run_killed(tmp_path, flags, output, kills=3, num_chunks=20, draw=random.Random(6))
 
     assert 0 == done.returncode, done.stderr
-    with Client(served_url) as client:
+    with BulkClient(served_url) as client:
         assert {"rows": 160, "shards": 20, "jobs": 160} == check_complete(output, 160, client)
 
 

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from pagemill.client import Client
+from pagemill.bulk_client import BulkClient
 from producers.bulk.errors import Occupied
 from producers.bulk.lease import OutputLease, is_gone, lease_name
 from tests.support.servers import wait_for
@@ -15,7 +15,7 @@ from tests.support.servers import wait_for
 OUTPUT = "s3://bucket/out"
 
 
-def test_it_is_free_again_afterwards(client: Client) -> None:
+def test_it_is_free_again_afterwards(client: BulkClient) -> None:
     """
     Leaving the block gives it back, also after an error.
     """
@@ -25,7 +25,7 @@ def test_it_is_free_again_afterwards(client: Client) -> None:
     assert "" == client.lease_holder(lease_name(OUTPUT))
 
 
-def test_it_outlives_its_time_while_it_is_held(client: Client) -> None:
+def test_it_outlives_its_time_while_it_is_held(client: BulkClient) -> None:
     """
     The holder renews it: nobody gets it, however long the work takes.
     """
@@ -35,7 +35,7 @@ def test_it_outlives_its_time_while_it_is_held(client: Client) -> None:
         first.check()
 
 
-def test_outputs_do_not_block_each_other(client: Client) -> None:
+def test_outputs_do_not_block_each_other(client: BulkClient) -> None:
     """
     Each has its own; with and without a slash at the end it is the same.
     """
@@ -43,7 +43,7 @@ def test_outputs_do_not_block_each_other(client: Client) -> None:
         assert lease_name(OUTPUT) == lease_name(f"{OUTPUT}/")
 
 
-def test_a_dead_process_of_this_machine_holds_nobody_up(client: Client) -> None:
+def test_a_dead_process_of_this_machine_holds_nobody_up(client: BulkClient) -> None:
     """
     After a kill the next run starts at once, and does not wait until the lease has run out.
     """
@@ -61,7 +61,7 @@ def test_a_dead_process_of_this_machine_holds_nobody_up(client: Client) -> None:
     assert not is_gone(f"elsewhere {dead.pid} 1")
 
 
-def test_another_machines_lease_runs_out(client: Client) -> None:
+def test_another_machines_lease_runs_out(client: BulkClient) -> None:
     """
     What a process elsewhere left behind is waited for.
     """
@@ -71,7 +71,7 @@ def test_another_machines_lease_runs_out(client: Client) -> None:
         lease.check()
 
 
-def test_who_has_lost_it_finds_out(client: Client) -> None:
+def test_who_has_lost_it_finds_out(client: BulkClient) -> None:
     """
     A process that was silent for too long stops when another one has taken over.
     """
@@ -99,7 +99,7 @@ def test_one_of_many_gets_it(server_url: str, queue: str) -> None:
     heard: list[str] = []
 
     def ask(number: int) -> None:
-        with Client(server_url, queue=queue) as client:
+        with BulkClient(server_url, queue=queue) as client:
             heard.append(client.take_lease("x", f"thread-{number}", 30)[0])
 
     threads = [threading.Thread(target=ask, args=(number,)) for number in range(8)]

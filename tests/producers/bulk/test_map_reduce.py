@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pagemill.client import Client
+from pagemill.bulk_client import BulkClient
 from producers.bulk.errors import SpecError
 from producers.bulk.jobs import Interrupted, resume_job, run_job
 from producers.bulk.map_reduce import Plan, TooLong, levels
@@ -109,7 +109,7 @@ def long_documents(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("service", "long_documents")
-def test_long_documents_come_out_as_one_row(make_spec: MakeSpec, client: Client) -> None:
+def test_long_documents_come_out_as_one_row(make_spec: MakeSpec, client: BulkClient) -> None:
     """
     Cut by the worker's own tokenizer, no part is too long for it, and the row adds up what all parts took.
     """
@@ -128,7 +128,7 @@ def test_long_documents_come_out_as_one_row(make_spec: MakeSpec, client: Client)
 
 
 @pytest.mark.usefixtures("service", "long_documents")
-def test_parts_that_were_answered_are_not_asked_about_again(make_spec: MakeSpec, client: Client) -> None:
+def test_parts_that_were_answered_are_not_asked_about_again(make_spec: MakeSpec, client: BulkClient) -> None:
     """
     A run that is stopped in the middle of a long document finds the answers of its parts.
     """
@@ -149,7 +149,7 @@ def test_parts_that_were_answered_are_not_asked_about_again(make_spec: MakeSpec,
 
 @pytest.mark.usefixtures("long_documents")
 def test_too_long_for_the_worker_is_the_rows_error(
-    service: RunningService, make_spec: MakeSpec, client: Client
+    service: RunningService, make_spec: MakeSpec, client: BulkClient
 ) -> None:
     """
     With map-reduce off the worker refuses the long one alone.

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from pagemill.client import Client
+from pagemill.bulk_client import BulkClient
 from pagemill.errors import StoreAway
 from pagemill.schema import Job
 from producers.bulk import runner as module
@@ -78,7 +78,7 @@ CHUNKS: Sequence[Chunk] = [range(start, start + 5) for start in range(0, 60, 5)]
 
 
 @pytest.mark.usefixtures("service")
-def test_rows_come_in_order_of_their_items(client: Client) -> None:
+def test_rows_come_in_order_of_their_items(client: BulkClient) -> None:
     """
     However the jobs end, each chunk is written once, with a row for each item in its place.
     """
@@ -102,7 +102,7 @@ def test_rows_come_in_order_of_their_items(client: Client) -> None:
 
 
 @pytest.mark.usefixtures("service")
-def test_a_document_may_take_several_rounds(client: Client) -> None:
+def test_a_document_may_take_several_rounds(client: BulkClient) -> None:
     """
     The jobs of a round follow the results of the one before.
     """
@@ -113,7 +113,7 @@ def test_a_document_may_take_several_rounds(client: Client) -> None:
     assert [(f"d{row}", *["done"] * 6) for row in range(60)] == rows.in_order()
 
 
-def test_no_more_is_in_the_queue_than_allowed(client: Client, server_url: str, queue: str) -> None:
+def test_no_more_is_in_the_queue_than_allowed(client: BulkClient, server_url: str, queue: str) -> None:
     """
     With nobody to do the work, as many jobs wait as may; the input is not read ahead of that.
     """
@@ -146,7 +146,7 @@ def test_no_more_is_in_the_queue_than_allowed(client: Client, server_url: str, q
     assert 60 == len(rows.in_order())
 
 
-def test_tokens_are_bounded_too(client: Client, server_url: str, queue: str) -> None:
+def test_tokens_are_bounded_too(client: BulkClient, server_url: str, queue: str) -> None:
     """
     Jobs are in the queue as long as their estimates fit; one that is larger than the limit goes alone.
     """
@@ -164,7 +164,7 @@ def test_tokens_are_bounded_too(client: Client, server_url: str, queue: str) -> 
     assert 60 == len(rows.in_order())
 
 
-def test_a_job_above_the_limit_goes_alone(client: Client, server_url: str, queue: str) -> None:
+def test_a_job_above_the_limit_goes_alone(client: BulkClient, server_url: str, queue: str) -> None:
     """
     A limit that is too small slows a job down, and does not stop it.
     """
@@ -182,7 +182,7 @@ def test_a_job_above_the_limit_goes_alone(client: Client, server_url: str, queue
 
 
 @pytest.mark.usefixtures("service")
-def test_a_refused_job_is_its_rows_end_alone(client: Client) -> None:
+def test_a_refused_job_is_its_rows_end_alone(client: BulkClient) -> None:
     """
     What can never be submitted ends as failed; the others of the same call are done.
     """
@@ -201,7 +201,7 @@ def test_a_refused_job_is_its_rows_end_alone(client: Client) -> None:
 
 
 def test_a_server_that_forgot_all_is_told_again(
-    client: Client, server_url: str, queue: str, redis: Redis, monkeypatch: pytest.MonkeyPatch
+    client: BulkClient, server_url: str, queue: str, redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
     After a flush the batch is made anew and the jobs are submitted again; no row is missing.
@@ -234,7 +234,7 @@ def test_a_server_that_restarts_is_waited_for(tmp_path: Path) -> None:
     While it is away nothing is lost, and afterwards the run goes on.
     """
     rows, turns = Rows(), list[int]()
-    with RedisProcess(tmp_path / "redis") as server, Client(server.url, queue="q") as client:
+    with RedisProcess(tmp_path / "redis") as server, BulkClient(server.url, queue="q") as client:
         runner = Runner(
             client, Echo(), read, rows.write, limits=Limits(jobs=6), on_turn=lambda counts: turns.append(counts.jobs)
         )
@@ -252,7 +252,7 @@ def test_a_server_that_restarts_is_waited_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("service")
-def test_a_store_that_is_away_is_waited_for(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_is_away_is_waited_for(client: BulkClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """
     A chunk that cannot be read or written is tried again from where that was; no row is lost or doubled.
     """
@@ -276,7 +276,7 @@ def test_a_store_that_is_away_is_waited_for(client: Client, monkeypatch: pytest.
 
 
 @pytest.mark.usefixtures("service")
-def test_what_breaks_the_output_ends_the_run(client: Client) -> None:
+def test_what_breaks_the_output_ends_the_run(client: BulkClient) -> None:
     """
     An error of the output comes out of `run`, and nothing hangs.
     """
@@ -288,7 +288,7 @@ def test_what_breaks_the_output_ends_the_run(client: Client) -> None:
         Runner(client, Echo(), read, write).run(CHUNKS)
 
 
-def test_a_stopped_runner_leaves_its_jobs_in_the_queue(client: Client, server_url: str, queue: str) -> None:
+def test_a_stopped_runner_leaves_its_jobs_in_the_queue(client: BulkClient, server_url: str, queue: str) -> None:
     """
     `stop` returns soon; the next runner finds the jobs again, and none runs twice.
     """

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pagemill.client import Client
+from pagemill.bulk_client import BulkClient
 from producers.bulk.errors import SpecError
 from producers.bulk.jobs import Interrupted, run_job
 from producers.bulk.schedule import run_for_date
@@ -32,7 +32,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.mark.usefixtures("service")
-def test_a_day_is_done_once(environment: dict[str, str], client: Client, tmp_path: Path) -> None:
+def test_a_day_is_done_once(environment: dict[str, str], client: BulkClient, tmp_path: Path) -> None:
     """
     The second call for a day gives the figures of the first, and submits nothing.
     """
@@ -46,7 +46,7 @@ def test_a_day_is_done_once(environment: dict[str, str], client: Client, tmp_pat
 
 
 @pytest.mark.usefixtures("service")
-def test_a_day_that_was_interrupted_goes_on(environment: dict[str, str], client: Client) -> None:
+def test_a_day_that_was_interrupted_goes_on(environment: dict[str, str], client: BulkClient) -> None:
     """
     What is half done is finished, without a job twice.
     """
@@ -60,7 +60,7 @@ def test_a_day_that_was_interrupted_goes_on(environment: dict[str, str], client:
     assert [40] == [batch.total for batch in client.list_batches()]
 
 
-def test_an_output_without_a_date_is_refused(environment: dict[str, str], client: Client) -> None:
+def test_an_output_without_a_date_is_refused(environment: dict[str, str], client: BulkClient) -> None:
     """
     Tomorrow's run would find today's output and do nothing.
     """

@@ -1,10 +1,10 @@
-"""What a Client does for programs that put very many jobs through a queue, as `pagemill bulk`."""
+"""The client of programs that put very many jobs through a queue, as `pagemill bulk`."""
 
 from collections.abc import Iterable, Iterator
 
 from pagemill import calls
 from pagemill.calls import in_chunks
-from pagemill.client_base import ClientBase
+from pagemill.client import Client
 from pagemill.client_core import CHUNK, read_result, reference_in
 from pagemill.errors import ObjectStoreError
 from pagemill.gathering import Gathering
@@ -13,8 +13,8 @@ from pagemill.scripts import Call, load
 from pagemill.shown_tokenizer import unpack
 
 
-class BulkVerbs(ClientBase):
-    """Many results at once, a lease for whoever must be alone, and the tokenizer that counts."""
+class BulkClient(Client):
+    """As Client; also many results at once, a lease for whoever must be alone, and the tokenizer that counts."""
 
     def gather(self, model: str | None = None) -> Gathering:
         """
