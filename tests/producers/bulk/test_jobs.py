@@ -196,7 +196,8 @@ def test_a_cancelled_batch_ends_the_run(documents: Path, make_spec: MakeSpec, cl
     spec = make_spec(rows_per_chunk=4, max_jobs=4)
 
     def turned(counts: Counts) -> None:
-        if counts.chunks == 2:
+        # several chunks may end in one turn
+        if counts.chunks >= 2:
             client.cancel_batch(client.list_batches()[0].batch_id)
 
     with pytest.raises(BatchClosed):
