@@ -1,6 +1,7 @@
 """Producers and exporters at queues whose servers move: a cluster of three nodes, a master behind Sentinel."""
 
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -125,6 +126,20 @@ def test_workers_and_exporters_show_the_queue(url: str, queue: str, tmp_path: Pa
             listening = wait_for(lambda: [one for one in worker.events() if one["event"] == "metrics.listening"])
             found = scrape(listening[0]["port"])
     assert (1, 1) == (found.value("pagemill_source_up"), found.value("pagemill_queue_jobs_total", event="done"))
+
+
+def test_the_demo_runs(url: str, tmp_path: Path) -> None:
+    """
+    At a server that is given.
+    """
+    (tmp_path / "one.txt").write_text("A text to summarise.")
+    command = ("--engine", "fake", "--documents", str(tmp_path), "--redis-url", url)
+    done = subprocess.run(
+        [sys.executable, "-m", "producers.demo", *command], cwd=tmp_path, capture_output=True, text=True
+    )
+
+    assert 0 == done.returncode, done.stderr
+    assert "1 of 1 summaries" in done.stdout
 
 
 def test_bulk_runs(url: str, queue: str, service: RunningService, tmp_path: Path) -> None:  # noqa: ARG001
