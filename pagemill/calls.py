@@ -257,11 +257,13 @@ def leave(keys: QueueKeys, worker_id: str) -> Call[int]:
 
 
 def lock(keys: QueueKeys, worker_id: str, *, hold_ms: int) -> Call[int]:
+    """Gives the server's time in ms; 0 where another worker has the lock."""
     return Call(load("lock"), keys.base, [worker_id, hold_ms], int)
 
 
-def reclaim(keys: QueueKeys, *, lease_ms: int, limit: int, cursor: str) -> Call[tuple[str, int]]:
-    args: list[Arg] = [lease_ms, limit, cursor]
+def reclaim(keys: QueueKeys, *, lease_ms: int, limit: int, cursor: str, seen_ms: int) -> Call[tuple[str, int]]:
+    """`seen_ms` is the server's time when it was in reach for certain."""
+    args: list[Arg] = [lease_ms, limit, cursor, seen_ms]
     return Call(load("reclaim"), keys.base, args, lambda reply: (reply[0].decode(), int(reply[1])))
 
 

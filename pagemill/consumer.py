@@ -303,9 +303,10 @@ class Consumer:
         """
         # short: when the sweeper dies, a peer goes on well within a lease
         hold_ms = max(1, self.lease_ms // 16)
-        if not await self._run(calls.lock(self.keys, self.worker_id, hold_ms=hold_ms)):
+        seen_ms = await self._run(calls.lock(self.keys, self.worker_id, hold_ms=hold_ms))
+        if not seen_ms:
             return SweepReport(swept=False)
-        reclaimed = await self._reclaim(limit) if self._contact.steady else 0
+        reclaimed = await self._reclaim(limit, seen_ms) if self._contact.steady else 0
         promoted, expired = await self._run_many(
             [calls.promote(self.keys, limit=limit), calls.expire(self.keys, limit=limit)]
         )
@@ -315,11 +316,12 @@ class Consumer:
         )
         return SweepReport(True, reclaimed, promoted, expired, cancelled, cancelling, collected)
 
-    async def _reclaim(self, limit: int) -> int:
+    async def _reclaim(self, limit: int, seen_ms: int) -> int:
         """All streams with entries in workers' hands, some in each script."""
         cursor, reclaimed = "0", 0
         while reclaimed < limit:
-            call = calls.reclaim(self.keys, lease_ms=self.lease_ms, limit=limit - reclaimed, cursor=cursor)
+            left = limit - reclaimed
+            call = calls.reclaim(self.keys, lease_ms=self.lease_ms, limit=left, cursor=cursor, seen_ms=seen_ms)
             cursor, taken = await self._run(call)
             reclaimed += taken
             if cursor == "0":

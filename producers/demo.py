@@ -23,7 +23,6 @@ from types import FrameType
 from rich.console import Console
 
 from pagemill.client import Client
-from pagemill.connection import connect
 from pagemill.errors import PagemillError, WaitTimeout
 from pagemill.schema import Job, Message, Options, Result
 from producers.child import Child
@@ -102,10 +101,8 @@ def run(documents: Sequence[Document], options: argparse.Namespace, console: Con
 
     Raises:
         DemoError: the model cannot be fetched, or the worker ended.
+        SettingsError: the server's URL is none.
     """
-    if options.redis_url is not None:
-        # a URL that cannot be one is told by its own words, before anything starts
-        connect(options.redis_url).close()
     with ExitStack() as stack:
         url = stack.enter_context(local_redis(url=options.redis_url))
         if options.engine == "paged":

@@ -16,7 +16,9 @@ from pathlib import Path
 
 import redis
 
+from pagemill.connection import connect_briefly
 from pagemill.errors import QueueUnavailable
+from pagemill.keys import MODELS
 from producers.child import Child
 
 START_S = 10.0
@@ -36,6 +38,7 @@ def local_redis(
         options: More of its command line, such as "--maxmemory", "10mb".
 
     Raises:
+        SettingsError: the URL is not one of a server.
         QueueUnavailable: the given server does not answer, there is no program, or it does not start.
     """
     if url is not None:
@@ -99,7 +102,7 @@ def _complain(server: Child) -> None:
 
 def _await_answer(url: str, check: Callable[[], None]) -> None:
     deadline = time.monotonic() + START_S
-    with contextlib.closing(redis.Redis.from_url(url, socket_connect_timeout=1, socket_timeout=2)) as client:
+    with connect_briefly(url, key=MODELS, timeout_s=2.0) as client:
         while True:
             try:
                 client.ping()

@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 
 from pagemill.connection import connect_async
 from pagemill.errors import PagemillError, SettingsError
+from pagemill.keys import QueueKeys
 from worker import exits
 from worker.endpoint import listening
 from worker.queue_metrics import READ_TIMEOUT_S, QueueCollector
@@ -46,7 +47,7 @@ async def serve(settings: MetricsSettings) -> int:
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
-    redis = connect_async(settings.redis_url, timeout_s=READ_TIMEOUT_S)
+    redis = connect_async(settings.redis_url, key=QueueKeys(settings.queue).base, timeout_s=READ_TIMEOUT_S)
     reader = queue_reader(settings, redis)
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)

@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 
 from pagemill import __version__
 from pagemill.connection import connect_async
+from pagemill.keys import QueueKeys
 from worker.endpoint import check, listening
 from worker.engine_metrics import EngineCollector, VllmCollector
 from worker.engine_port import EngineDoor
@@ -81,7 +82,7 @@ class Monitor:
     async def _measure(self, stack: contextlib.AsyncExitStack, wanted_port: int) -> None:
         settings = self._settings
         # a connection of its own: whoever scrapes a slow server holds up no job
-        redis = connect_async(settings.redis_url, timeout_s=READ_TIMEOUT_S)
+        redis = connect_async(settings.redis_url, key=QueueKeys(settings.queue).base, timeout_s=READ_TIMEOUT_S)
         stack.push_async_callback(redis.aclose)
         reader = queue_reader(settings, redis)
         self.metrics.add(*self.collectors(reader))

@@ -53,6 +53,11 @@ def quantile(share: float, metric: str, extra: str = "", by: str = "queue, lane"
     return f"histogram_quantile({share}, {rate(f'{metric}_bucket', f'{by}, le', extra)})"
 
 
+def gateway_quantile(metric: str, share: float = 0.99) -> str:
+    """Of all gateways, which have no queue's label."""
+    return f"histogram_quantile({share}, sum by (route, le) (rate({metric}_bucket{RATE})))"
+
+
 def stat(title: str, text: str, query: str, **options: Any) -> Panel:
     return Panel(title, text, ((query, "{{queue}}"),), kind="stat", width=4, height=5, **options)
 

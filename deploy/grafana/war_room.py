@@ -11,6 +11,7 @@ from panels import (
     WAITING,
     Panel,
     Rows,
+    gateway_quantile,
     grows,
     of_queue,
     quantile,
@@ -137,6 +138,46 @@ ROWS: Rows = (
                     (of_queue("pagemill_source_up"), "{{queue}}"),
                     (of_queue("pagemill_worker_ready", "queue, instance"), "{{instance}} ready"),
                 ),
+            ),
+        ),
+    ),
+    (
+        "Gateways",
+        (
+            Panel(
+                "Requests to gateways",
+                "Answered, by the HTTP status; all queues' gateways.",
+                (("sum by (code) (rate(pagemill_gateway_requests_total[$__rate_interval]))", "{{code}}"),),
+                unit="ops",
+                stacked=True,
+            ),
+            Panel(
+                "Time of requests",
+                "From the first byte of a request to the last of its response, and to the first text of a stream.",
+                (
+                    (gateway_quantile("pagemill_gateway_request_seconds"), "{{route}} p99"),
+                    (gateway_quantile("pagemill_gateway_first_token_seconds"), "{{route}} first text p99"),
+                ),
+                unit="s",
+            ),
+            Panel(
+                "Refused by gateways",
+                "Before they were a job, by the reason; and requests whose client left.",
+                (
+                    ("sum by (reason) (rate(pagemill_gateway_refused_total[$__rate_interval]))", "{{reason}}"),
+                    ("sum (rate(pagemill_gateway_client_gone_total[$__rate_interval]))", "client gone"),
+                ),
+                unit="ops",
+            ),
+            Panel(
+                "Under way in gateways",
+                "Generations.",
+                (("sum by (instance) (pagemill_gateway_in_flight)", "{{instance}}"),),
+            ),
+            Panel(
+                "Tokens through gateways",
+                "Of answered requests, a second.",
+                (("sum by (kind) (rate(pagemill_gateway_tokens_total[$__rate_interval]))", "{{kind}}"),),
             ),
         ),
     ),

@@ -6,7 +6,7 @@
 -- ARGV
 --   1 worker id   2 how long ms
 -- Returns
---   1 when this worker holds it
+--   the server's time in ms when this worker holds it, else 0
 
 local lock = key('lock', 'sweep')
 local holder = redis.call('GET', lock)
@@ -16,4 +16,4 @@ end
 -- without a sweeper the jobs of dead workers would fill a full server for ever
 write_although_full()
 redis.call('SET', lock, ARGV[1], 'PX', ARGV[2])
-return 1
+return now_ms()

@@ -8,6 +8,9 @@
 -- After a restart, or a failover to a replica, every lease looks old, so nothing is taken before
 -- this incarnation of the server was seen for one lease: the owners had no chance to renew.
 --
+-- A call can lie in the buffers of a server that is frozen: it comes to pass when that wakes, before
+-- the owners' renewals perhaps. So nothing is taken either where the caller knew it in reach too long ago.
+--
 -- KEYS[1]  base
 -- Reads and writes
 --   pending             set     streams with entries in workers' hands; idle ones leave it
@@ -19,7 +22,7 @@
 --   s:<lane>:!returned  stream
 --   st, qt:<lane>, bell:<lane>
 -- ARGV
---   1 lease ms   2 most entries   3 cursor, "0" to begin with
+--   1 lease ms   2 most entries   3 cursor, "0" to begin with   4 the time of LOCK's reply
 -- Returns
 --   {next cursor, how many were taken back}
 
@@ -55,7 +58,7 @@ local function seen_since()
   return now - 1000 * uptime
 end
 
-if now - seen_since() < lease then
+if now - seen_since() < lease or now - tonumber(ARGV[4]) > math.max(100, lease / 2) then
   return { '0', 0 }
 end
 

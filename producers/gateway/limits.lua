@@ -4,7 +4,7 @@
 -- tokens; one that is estimated at more than the bucket holds passes when it is full. What was used is put in
 -- place of the estimate at the request's end. The day's tokens are those since midnight in UTC.
 --
--- KEYS[1]  pagemill:gateway:<key>, hash: rq, tk what the buckets hold, at their time, day, used; expires after
+-- KEYS[1]  {pagemill:gateway:limits}:<key>, hash: rq, tk what the buckets hold, at their time, day, used; expires after
 --          two days
 -- ARGV     1 "take" or "settle"   2 requests a minute   3 tokens a minute   4 tokens a day; 0 for no limit
 --          5 tokens of the day   6 tokens of the bucket: what to take, or for "settle" what was used less that

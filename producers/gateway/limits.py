@@ -1,7 +1,8 @@
 """
 Rates and quotas of API keys, kept in the queue's server so that all gateways share them.
 
-One key a caller: `pagemill:gateway:<id>`, a hash of its buckets, which expires after two days; see limits.lua.
+One key a caller: `{pagemill:gateway:limits}:<id>`, a hash of its buckets, which expires after two days; see
+limits.lua. All are on one node of a cluster, and no queue is called so: its name has no colon.
 """
 
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from pagemill.scripts import Call, Script, run_async
 from producers.gateway.api_keys import ApiKey
 from producers.openai_api.errors import ApiError
 
-KEY = "pagemill:gateway:"
+KEY = "{pagemill:gateway:limits}:"
 
 _WORDS = {
     "requests_per_minute": ("rate_limit_exceeded", "requests in a minute"),

@@ -17,7 +17,7 @@ from pagemill.submitter import Submitter
 from producers.batch_file.service import BatchRunner, FileKeeper, open_service
 from producers.gateway.api_keys import KeyRing
 from producers.gateway.batch_process import BatchProcess
-from producers.gateway.limits import Limiter
+from producers.gateway.limits import KEY, Limiter
 from producers.gateway.metrics import Metrics
 from producers.gateway.settings import GatewaySettings
 
@@ -68,7 +68,7 @@ async def open_gateway(
     settings: GatewaySettings, queue: ClientSettings, keys: KeyRing | None
 ) -> AsyncIterator[Gateway]:
     """Connections, opened when they are first used."""
-    redis = connect_async(queue.redis_url)
+    redis = connect_async(queue.redis_url, key=KEY)
     store = open_store(queue.object_store) if queue.object_store is not None else None
     client = AsyncClient(
         queue.redis_url, queue=queue.queue, object_store=store, max_queued_tokens=queue.max_queued_tokens

@@ -20,6 +20,7 @@ from redis.exceptions import RedisError
 from pagemill.client import Client
 from pagemill.connection import connect
 from pagemill.errors import PagemillError, QueueUnavailable, StoreAway
+from pagemill.keys import MODELS, QueueKeys
 from pagemill.replies import Replies, Reply, queues_with_models
 from producers.tasks.completion import Completion
 from producers.tasks.config import make_app
@@ -53,7 +54,7 @@ class Completer(threading.Thread):
     def run(self) -> None:
         url = self._settings.redis_url
         with (
-            connect(url) as redis,
+            connect(url, key=QueueKeys(self._queue).base) as redis,
             Client(url, queue=self._queue, object_store=self._settings.object_store) as client,
         ):
             completion = Completion(self._app, client)
@@ -94,20 +95,27 @@ class Completer(threading.Thread):
 
 
 class Completers(threading.Thread):
-    """A completer for the settings' queue, and one for each other that serves a model."""
+    """
+    A completer for the settings' queue, and one for each other that serves a model.
+
+    Raises:
+        SettingsError: the settings cannot be used.
+    """
 
     def __init__(self, settings: CelerySettings, stop: threading.Event) -> None:
         super().__init__(name="completers", daemon=True)
         self._settings = settings
         self._stopped = stop
         self._running: dict[str, Completer] = {}
+        # the table of models has a node of its own in a cluster
+        self._models = connect(settings.redis_url, key=MODELS)
+        # an app of its own: the ingress forks, and no lock of its app may be held then
+        self._app = make_app(settings, "pagemill-completer")
 
     def run(self) -> None:
         # as in the processes of a worker's pool: who sends a callback does not subscribe to its result
         _set_task_join_will_block(True)
-        # an app of its own: the ingress forks, and no lock of its app may be held then
-        app = make_app(self._settings, "pagemill-completer")
-        with connect(self._settings.redis_url) as redis:
+        with self._models as redis:
             while not self._stopped.is_set():
                 queues = {self._settings.queue}
                 try:
@@ -116,7 +124,7 @@ class Completers(threading.Thread):
                     log.warning("completer.away error=%s", error)
                 for queue in sorted(queues):
                     if queue not in self._running or not self._running[queue].is_alive():
-                        self._running[queue] = Completer(app, self._settings, queue, self._stopped)
+                        self._running[queue] = Completer(self._app, self._settings, queue, self._stopped)
                         self._running[queue].start()
                 self._stopped.wait(LOOK_S)
         for thread in self._running.values():
@@ -128,13 +136,13 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     try:
         settings = load_settings()
+        stop = threading.Event()
+        completers = Completers(settings, stop)
     except PagemillError as error:
         print(f"pagemill: {error}", file=sys.stderr)
         return 2
-    stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    completers = Completers(settings, stop)
     completers.start()
     log.info("completer.started queue=%s reply_to=%s", settings.queue, settings.celery_reply_to)
     # with a time-out: a wait without one would not hear the signal on every system

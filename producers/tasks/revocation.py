@@ -87,7 +87,8 @@ def hear_revokes(told: Callable[[Iterable[str]], None], commands: dict[str, Comm
     def listening(command: Command, place: int) -> Command:
         def revoke(state: Any, *args: Any, **kwargs: Any) -> Any:
             reply = command(state, *args, **kwargs)
-            told(maybe_list(kwargs["task_id"] if "task_id" in kwargs else args[place]) or ())
+            # Celery takes any id that JSON has
+            told(map(str, maybe_list(kwargs["task_id"] if "task_id" in kwargs else args[place]) or ()))
             return reply
 
         return revoke

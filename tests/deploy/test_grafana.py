@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.deploy import GRAFANA, dashboards, panels, queries, read_yaml, recorded
 from tests.support.promql import metrics_in
-from tests.support.scrapes import Watched
+from tests.support.scrapes import Watched, gateway_scrape
 
 WIDTH = 24
 KINDS = {"timeseries", "stat", "table", "heatmap"}
@@ -37,21 +37,23 @@ def test_there_are_three_dashboards() -> None:
 
 def test_each_metric_of_a_panel_exists(watched: Watched) -> None:
     """
-    A worker exports it, or a rule records it.
+    A worker or a gateway exports it, or a rule records it.
     """
-    known = watched.scrape.names | recorded() | {"ALERTS"}
+    known = watched.scrape.names | gateway_scrape().names | recorded() | {"ALERTS"}
 
     assert {} == {place: missing for place, expr in queries() if (missing := metrics_in(expr) - known)}
 
 
 def test_each_metric_of_a_worker_is_shown_somewhere(watched: Watched) -> None:
     """
-    A metric that no dashboard has is one that nobody will look at; those of the process are for other dashboards.
+    A metric that no dashboard has is one that nobody will look at, a gateway's too; those of the process are for
+    other dashboards.
     """
     shown = {name for _, expr in queries() for name in metrics_in(expr)}
     bare = {name.removesuffix(suffix) for name in shown for suffix in ("", "_bucket", "_sum", "_count")}
     exported = {
-        f"{family.name}_total" if family.type == "counter" else family.name for family in watched.scrape.families
+        f"{family.name}_total" if family.type == "counter" else family.name
+        for family in (*watched.scrape.families, *gateway_scrape().families)
     }
 
     assert set() == {name for name in exported - bare if not name.startswith("process_")}

@@ -17,11 +17,11 @@ from producers.child import Child
 from tests.support import server_box
 from tests.support.deploy import PROMETHEUS, ROOT, RULE_TESTS, RULES, alerts, queries, read_yaml, recorded, rules
 from tests.support.promql import metrics_in
-from tests.support.scrapes import Watched, get
+from tests.support.scrapes import Watched, gateway_scrape, get
 from tests.support.servers import wait_for
 
 # made by Prometheus itself
-BUILT_IN = {"ALERTS"}
+BUILT_IN = {"ALERTS", "up"}
 
 
 @pytest.fixture(scope="module")
@@ -109,9 +109,9 @@ def test_an_entry_of_the_runbook_says_what_to_look_at_and_what_to_do() -> None:
 
 def test_each_metric_of_a_rule_exists(watched: Watched) -> None:
     """
-    A worker exports it, or another rule records it.
+    A worker or a gateway exports it, or another rule records it.
     """
-    known = watched.scrape.names | recorded() | BUILT_IN
+    known = watched.scrape.names | gateway_scrape().names | recorded() | BUILT_IN
     unknown = {
         rule.get("alert") or rule["record"]: missing
         for rule in rules()

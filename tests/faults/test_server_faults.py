@@ -14,11 +14,14 @@ from pathlib import Path
 import pytest
 from redis.exceptions import BusyLoadingError
 
+from pagemill import calls
 from pagemill.async_client import AsyncClient
 from pagemill.client import Client
+from pagemill.connection import connect
 from pagemill.errors import Busy, JobNotFound, QueueUnavailable, ServerAway
 from pagemill.keys import QueueKeys
 from pagemill.schema import Job
+from pagemill.scripts import run
 from tests.support.jobs import expected_texts, submitted
 from tests.support.redis_process import RedisProcess
 from tests.support.servers import BlockingConsumer, a_job, wait_for
@@ -97,6 +100,26 @@ def test_a_frozen_server_costs_nobody_his_lease(server: RedisProcess, client: Cl
         time.sleep(2.5 * LEASE_S)
         server.resume()
         assert_answered_once(client, jobs, first, second)
+
+
+def test_a_sweep_that_a_frozen_server_kept_takes_nothing(server: RedisProcess, client: Client) -> None:
+    """
+    It was asked for when all was well, and comes to pass when the server wakes, before any owner's renewal.
+    """
+    lease_ms, keys = 400, QueueKeys(QUEUE)
+    owner = BlockingConsumer(server.url, QUEUE, lease_ms=lease_ms)
+    submitted(client, 2, max_tokens=10)
+    held = owner.pull()
+    with connect(server.url) as redis, ThreadPoolExecutor(1) as pool:
+        seen_ms = run(redis, calls.lock(keys, "sweeper", hold_ms=50))
+        server.pause()
+        kept = pool.submit(run, redis, calls.reclaim(keys, lease_ms=lease_ms, limit=9, cursor="0", seen_ms=seen_ms))
+        time.sleep(3 * lease_ms / 1000)
+        server.resume()
+        assert ("0", 0) == kept.result(20)
+
+    assert ["done", "done"] == owner.finish(*held)
+    owner.close()
 
 
 def test_after_an_outage_dead_workers_lose_their_jobs_all_the_same(server: RedisProcess, client: Client) -> None:

@@ -11,6 +11,8 @@ from typing import Any
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from producers.gateway.metrics import Metrics
+
 # what Prometheus makes of a metric, by its kind
 SUFFIXES: Mapping[str, tuple[str, ...]] = {
     "counter": ("_total",),
@@ -44,6 +46,11 @@ class Scrape:
         ]
         assert len(found) <= 1, f"{name} {labels} is {len(found)} samples"
         return found[0] if found else None
+
+
+def gateway_scrape() -> Scrape:
+    """What a gateway exports that has done nothing yet."""
+    return Scrape(Metrics().page().decode())
 
 
 @dataclass(frozen=True)

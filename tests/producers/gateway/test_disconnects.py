@@ -12,6 +12,7 @@ import pytest
 from redis import Redis
 
 from pagemill.client import Client
+from producers.gateway.limits import KEY
 from tests.support.gateways import RunningGateway, running_gateway
 from tests.support.servers import wait_for
 from tests.support.services import RunningService
@@ -145,4 +146,4 @@ def test_nothing_of_all_this_stays(redis_url: str, gateway: RunningGateway) -> N
     readers = [one for readers in gateway.gateway.hub._readers.values() for one in readers]
     wait_for(lambda: sum(one.num_watches for one in readers) == 0)
     with Redis.from_url(redis_url) as redis:
-        assert all(redis.ttl(name) > 0 for name in redis.keys("pagemill:gateway:*"))
+        assert all(redis.ttl(name) > 0 for name in redis.keys(f"{KEY}*"))

@@ -46,6 +46,7 @@ def canceller(server_url: str, queue: str, active: Active) -> Iterator[Canceller
         ("revoke", (), {"task_id": "a", "terminate": False, "signal": "SIGTERM"}),
         ("revoke", (), {"task_id": ["a", "b"]}),
         ("revoke", (["a", "b"],), {}),
+        ("revoke", (), {"task_id": [7, None, 10**150]}),
         ("terminate", (), {"signal": "KILL", "task_id": ["a"]}),
         ("terminate", ("KILL", "a"), {}),
     ],
@@ -67,7 +68,8 @@ def test_what_is_revoked_is_heard(command: str, args: tuple[Any, ...], kwargs: d
     assert {"ok": "flagged"} == commands[command]("state", *args, **kwargs)
     assert [("state", args, kwargs)] == called
     ids = kwargs.get("task_id", args[-1] if args else None)
-    assert (ids if isinstance(ids, list) else [ids]) == heard
+    assert [str(one) for one in (ids if isinstance(ids, list) else [ids])] == heard
+    assert all(job_id_of(one) for one in heard)
 
 
 def test_the_jobs_of_revoked_tasks_end(canceller: Canceller, client: Client) -> None:
