@@ -5,6 +5,7 @@
 --   ring:<lane>        zset    who has something waiting: the next to be served, and the last
 --   s:<lane>:<tenant>  stream  the first entry that no worker has got
 --   j:<id>             hash    when that job was accepted
+--   qt:<lane>          hash    read: has a tenant anything that waits
 --   deadlines          zset    of all jobs that have not ended
 -- ARGV
 --   horizons in ms
@@ -14,12 +15,14 @@
 
 -- of a lane; with more of them, those between are passed over
 local MAX_TENANTS = 32
--- entries of jobs that ended while they waited are skipped, up to so many
+-- entries of jobs that ended while they waited are skipped, up to so many: what waits behind them came later
+-- than the last of them, which stands for it
 local MAX_ENTRIES = 4
 
 local now = now_ms()
 
-local function oldest_of(stream)
+local function oldest_of(lane, tenant)
+  local stream = key('s', lane, tenant)
   local groups = redis.pcall('XINFO', 'GROUPS', stream)
   if groups.err or not groups[1] then
     return 0
@@ -30,11 +33,15 @@ local function oldest_of(stream)
       read = groups[1][i + 1]
     end
   end
-  for _, entry in ipairs(redis.call('XRANGE', stream, '(' .. read, '+', 'COUNT', MAX_ENTRIES)) do
+  local entries = redis.call('XRANGE', stream, '(' .. read, '+', 'COUNT', MAX_ENTRIES)
+  for _, entry in ipairs(entries) do
     local v = redis.call('HMGET', key('j', entry[2][2]), 'st', 'e', 'acc')
     if v[1] == 'queued' and v[2] == entry[1] then
       return tonumber(v[3])
     end
+  end
+  if #entries == MAX_ENTRIES and redis.call('HEXISTS', key('qt', lane), tenant) == 1 then
+    return tonumber(string.match(entries[MAX_ENTRIES][1], '^%d+'))
   end
   return 0
 end
@@ -47,7 +54,7 @@ local function oldest_in(lane)
   end
   local oldest = 0
   for _, tenant in ipairs(tenants) do
-    local accepted = oldest_of(key('s', lane, tenant))
+    local accepted = oldest_of(lane, tenant)
     if accepted > 0 and (oldest == 0 or accepted < oldest) then
       oldest = accepted
     end

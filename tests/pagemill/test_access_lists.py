@@ -11,9 +11,12 @@ from redis import Redis
 
 from pagemill.async_client import AsyncClient
 from pagemill.client import Client
+from pagemill.connection import connect_async
 from pagemill.errors import NotPermitted
 from pagemill.schema import Job
 from pagemill.scripts import load
+from producers.gateway.api_keys import ApiKey
+from producers.gateway.limits import KEY, Limiter
 from producers.local_redis import local_redis
 from tests.support.servers import a_job, wait_for
 from tests.support.services import RunningService
@@ -156,6 +159,23 @@ def test_the_rules_suffice(users: dict[str, str]) -> None:
         asyncio.run(all_async(users["producer"], queue))
         wait_for(lambda: service.service.ready)
     assert service.error is None
+
+
+def test_a_gateway_needs_no_more_than_a_producer(users: dict[str, str]) -> None:
+    """
+    The counters of its callers are among the keys that a producer may use, and so are their commands.
+    """
+    caller = ApiKey(sha256="0" * 64, requests_per_minute=2, tokens_per_day=100)
+
+    async def let_in() -> None:
+        redis = connect_async(users["producer"], key=KEY)
+        try:
+            limiter = Limiter(redis)
+            await limiter.settle(await limiter.take(caller, 5), 3)
+        finally:
+            await redis.aclose()
+
+    asyncio.run(let_in())
 
 
 def test_what_is_missing_is_named(newest_server: str) -> None:

@@ -152,3 +152,18 @@ def test_many_tenants_are_sampled_at_both_ends(server_url: str, queue: str, redi
     made_older(redis, queue, by_tenant[ring[-1]], 700)
 
     assert 700 <= survey(server_url, queue).oldest_age_s["standard"] < 800
+
+
+def test_a_job_behind_many_that_were_cancelled_waits_all_the_same(server_url: str, queue: str, client: Client) -> None:
+    """
+    They stay in its stream until a worker comes by, and are not looked at one by one.
+    """
+    first, *others, last = [client.submit(a_job(f"{number}")).job_id for number in range(8)]
+    for job_id in (first, *others):
+        client.cancel(job_id)
+    time.sleep(0.05)
+    waits = survey(server_url, queue).oldest_age_s["standard"]
+    client.cancel(last)
+
+    assert 0.05 <= waits < 10
+    assert 0 == survey(server_url, queue).oldest_age_s["standard"]

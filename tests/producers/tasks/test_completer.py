@@ -111,3 +111,15 @@ def test_other_queues_are_found(
     completers.join(10)
     assert not completers.is_alive()
     assert server_url
+
+
+def test_a_server_that_is_none_is_said_at_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """
+    The process ends with 2 and a reason, instead of running without a completer.
+    """
+    monkeypatch.setenv("PAGEMILL_REDIS_URL", "redis+cluster://one:6379/3")
+
+    assert 2 == module.main()
+    assert "a cluster has 0 alone" in capsys.readouterr().err
