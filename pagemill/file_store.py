@@ -70,14 +70,16 @@ class FileStore:
         try:
             self._inside(folder)
             yield from self._walk(folder, prefix)
-        except FileNotFoundError:
-            return
         except OSError as error:
             raise _kind_of(error)(f"cannot list {folder}: {error}") from error
 
     def _walk(self, folder: Path, prefix: str) -> Iterator[ObjectEntry]:
-        with os.scandir(folder) as found:
-            entries = [(f"{one.name}/" if one.is_dir(follow_symlinks=False) else one.name, one) for one in found]
+        # what is deleted while others are listed is not there; those others are
+        try:
+            with os.scandir(folder) as found:
+                entries = [(f"{one.name}/" if one.is_dir(follow_symlinks=False) else one.name, one) for one in found]
+        except FileNotFoundError:
+            return
         # a folder sorts with its slash, so that names come in the order of their bytes, as in most buckets
         for sort_name, entry in sorted(entries, key=lambda pair: os.fsencode(pair[0])):
             path = folder / entry.name
@@ -87,7 +89,10 @@ class FileStore:
                     yield from self._walk(path, prefix)
             elif name.startswith(prefix) and entry.is_file() and not entry.name.startswith(_UNFINISHED):
                 self._inside(path)
-                status = entry.stat()
+                try:
+                    status = entry.stat()
+                except FileNotFoundError:
+                    continue
                 yield ObjectEntry(name, path.as_uri(), status.st_size, _etag(status))
 
     def exists(self, url: str) -> bool:

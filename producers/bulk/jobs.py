@@ -126,8 +126,7 @@ class BulkJob:
         self._source = source_of(plan.spec)
         self._batch = ""
         self._written = _Written()
-        # chunks whose rows without an answer stand in a file of their own, and those of them that run again
-        self._with_errors: Set[int] = frozenset()
+        # chunks with rows that run again
         self._failed: Set[int] = frozenset()
 
     def finish(self) -> Summary:
@@ -145,9 +144,8 @@ class BulkJob:
             # some shards are not as it says any more
             self._store.delete(self._store.url(MANIFEST_NAME))
         done = {index for index, _ in list_shards(self._store, self._spec.output_format)}
-        self._with_errors = self._chunks_with_errors()
         rerun = self._plan.generation > 0
-        self._failed = self._with_errors if rerun else frozenset()
+        self._failed = self._chunks_with_errors() if rerun else frozenset()
         if len(done - self._failed) < self._plan.num_chunks:
             self._work(done - self._failed)
         return self._commit(started_at if rerun else self._plan.created_at)
@@ -222,9 +220,6 @@ class BulkJob:
             raise OutputError(f"chunk {chunk.index} has {len(rows):,} rows and was planned with {chunk.num_rows:,}")
         form, again = self._spec.output_format, chunk.index in self._failed
         shard = write_shard(self._store, chunk.index, rows, format=form, errors=True, replace=again)
-        # it may also be of a run that was killed before the shard was there
-        if chunk.index in self._with_errors and not shard.num_failed:
-            self._store.delete(self._store.url(shard_name(chunk.index, form, "errors")))
         errors = Counter(row.error.code for row in rows if row.error is not None)
         with self._written.lock:
             self._written.shards[chunk.index], self._written.errors[chunk.index] = shard, errors

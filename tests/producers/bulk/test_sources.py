@@ -9,6 +9,7 @@ import tracemalloc
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
+from itertools import islice
 from pathlib import Path
 
 import pyarrow as pa
@@ -406,7 +407,9 @@ def test_chunks_in_order_are_one_way_through_the_input(
     chunks = list(source.chunks(50))
     sizes = counted_ranges(source, monkeypatch)
 
-    read_all(source, chunks)
+    # as a job does, which counts rows and takes no more
+    for chunk in chunks:
+        assert chunk.num_rows == len(list(islice(source.read(chunk), chunk.num_rows)))
 
     assert sum(sizes) < 1.5 * path.stat().st_size + 70_000
 
@@ -463,6 +466,21 @@ def test_values_of_a_table_become_json(tmp_path: Path) -> None:
         "nested": {"list": [{"at": "2026-01-01"}, None, {"at": "2026-01-02"}]},
         "no": None,
     } == item.fields
+
+
+def test_ids_of_a_table_that_become_text_come_again_too(tmp_path: Path) -> None:
+    """
+    A day is an id by the name that its row has, and the second one is a fault.
+    """
+    day = datetime.date(2026, 11, 30)
+    rows = [{"custom_id": day, "text": "a"}, {"custom_id": day, "text": "b"}]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "in.parquet")
+    source = open_source(str(tmp_path / "in.parquet"))
+
+    first, second = read_all(source, list(source.chunks(10)))
+
+    assert Document(0, "2026-11-30", "a") == first
+    assert ("2026-11-30", "duplicate_custom_id") == (second.custom_id, isinstance(second, RowFault) and second.code)
 
 
 def test_faults_of_a_table(tmp_path: Path) -> None:
