@@ -31,8 +31,8 @@ from producers.bulk.planner import (
     find_or_make,
     read_chunks,
     read_plan,
+    settled,
     source_of,
-    with_template,
     write_plan,
 )
 from producers.bulk.report import Summary, details_of, summarise
@@ -81,9 +81,9 @@ def run_job(spec: BulkSpec, client: BulkClient, hooks: Hooks | None = None) -> S
         BulkError: it cannot start, or was interrupted; Occupied where another process does it.
         PagemillError: the queue or a store cannot be used.
     """
-    spec = with_template(spec)
+    spec = settled(spec)
     store = open_folder(spec.output)
-    with OutputLease(client, spec.output) as lease:
+    with OutputLease(client, store.url("")) as lease:
         plan = find_or_make(spec, store, client)
         return BulkJob(plan, store, client, lease, hooks or Hooks()).finish()
 
@@ -107,7 +107,7 @@ def resume_job(
         BulkError: as `run_job`; or there is no plan.
     """
     store = open_folder(output)
-    with OutputLease(client, output) as lease:
+    with OutputLease(client, store.url("")) as lease:
         plan = read_plan(store)
         if plan is None:
             raise BulkError(f"{output} has no {PLAN}: there is nothing to resume; `run` begins a job")

@@ -57,7 +57,7 @@ def look(output: str, client: BulkClient) -> BulkStatus:
         chunks_done=sum(1 for _ in list_shards(store, plan.spec.output_format)),
     )
     try:
-        return found.model_copy(update=_of_queue(plan, output, found.state, client))
+        return found.model_copy(update=_of_queue(plan, store.url(""), found.state, client))
     except PagemillError as error:
         return found.model_copy(update={"queue_error": str(error)})
 
@@ -82,9 +82,9 @@ def plan_lines(plan: Plan) -> Iterator[str]:
     yield f"context   {plan.context_tokens:,} tokens, counted by {tokenizer}"
 
 
-def _of_queue(plan: Plan, output: str, state: str, client: BulkClient) -> dict[str, str | int]:
+def _of_queue(plan: Plan, place: str, state: str, client: BulkClient) -> dict[str, str | int]:
     found: dict[str, str | int] = {}
-    holder = client.lease_holder(lease_name(output))
+    holder = client.lease_holder(lease_name(place))
     if holder and not is_gone(holder) and state != "done":
         found |= {"state": "running", "runner": describe(holder)}
     number = 0

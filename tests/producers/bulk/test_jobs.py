@@ -226,6 +226,48 @@ def test_a_second_runner_is_told_of_the_first(
     assert not Path(spec.output.removeprefix("file://")).exists()
 
 
+def test_an_output_is_the_same_however_it_is_named(
+    documents: Path,
+    make_spec: MakeSpec,
+    client: BulkClient,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """
+    A relative path, a whole one and a URL name one output: one runner, one batch, and a job that goes on anywhere.
+    """
+    monkeypatch.chdir(tmp_path)
+    spec = make_spec(input=documents.name, output="out", rows_per_chunk=4, max_jobs=4)
+    with pytest.raises(Interrupted):
+        run_job(spec, client, Stopper(5).hooks)
+    with OutputLease(client, (tmp_path / "out").as_uri()):
+        assert ["running"] * 3 == [
+            look(name, client).state for name in ("out", str(tmp_path / "out"), (tmp_path / "out").as_uri())
+        ]
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    whole = make_spec(input=str(documents), output=(tmp_path / "out").as_uri(), rows_per_chunk=4, max_jobs=4)
+
+    with pytest.raises(Interrupted):
+        resume_job(str(tmp_path / "out"), client, Stopper(2).hooks)
+    summary = run_job(whole, client)
+
+    assert (50, 0) == (summary.num_done, summary.num_failed)
+    assert [50] == [batch.total for batch in client.list_batches()]
+
+
+def test_a_job_that_cannot_work_leaves_no_plan(documents: Path, make_spec: MakeSpec, client: BulkClient) -> None:  # noqa: ARG001
+    """
+    What was forgotten can be added, and the same output be used.
+    """
+    with pytest.raises(SpecError, match=r"needs params\.labels"):
+        run_job(make_spec(template="classify"), client)
+
+    assert (
+        50 == run_job(make_spec(template="classify", params={"labels": ["a", "b"]}, structured=False), client).num_rows
+    )
+
+
 def test_broken_rows_are_rows_of_the_output(tmp_path: Path, make_spec: MakeSpec, client: BulkClient) -> None:
     """
     Whatever a row is, it has one row of the output, and the others have their answers.

@@ -20,8 +20,10 @@ import zstandard
 from pagemill.errors import ObjectChanged, SettingsError
 from producers.bulk.chunks import Chunk
 from producers.bulk.io_errors import SourceError
+from producers.bulk.planner import source_of
 from producers.bulk.rows import Document, RowFault
 from producers.bulk.sources import Source, open_source
+from producers.bulk.spec import BulkSpec
 
 Save = Callable[[Path, list[dict[str, object]]], Path]
 
@@ -435,6 +437,25 @@ def test_only_wanted_columns_of_a_table_are_fetched(table: Path, monkeypatch: py
 
     assert [Document(row, str(row), f"t{row}") for row in range(2000)] == found
     assert sum(sizes) < table.stat().st_size / 10
+
+
+@pytest.mark.parametrize(
+    ("fields", "share"), [({}, 0.1), ({"template": "m.j2", "template_text": "{{ fields.wide }}"}, 2)]
+)
+def test_a_job_fetches_the_columns_that_its_template_uses(
+    table: Path, monkeypatch: pytest.MonkeyPatch, fields: dict[str, str], share: float
+) -> None:
+    """
+    The templates that come along use the text; others may use any column.
+    """
+    source = source_of(BulkSpec.build({"input": str(table), "output": "o", **fields}))
+    sizes = counted_ranges(source, monkeypatch)
+
+    found = read_all(source, list(source.chunks(100)))
+
+    assert 2000 == len(found)
+    assert ("wide" in found[0].fields) == bool(fields)
+    assert sum(sizes) < table.stat().st_size * share
 
 
 def test_values_of_a_table_become_json(tmp_path: Path) -> None:
