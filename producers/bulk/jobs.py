@@ -176,7 +176,7 @@ class BulkJob:
             model=spec.model,
             limits=Limits(spec.max_jobs, spec.max_tokens, deadline),
             reopen=lambda: self._create(self._batch),
-            end_late=lambda: self._client.cancel_batch(self._batch),
+            end_late=lambda: self._client.end_batch(self._batch),
             on_turn=self._turned,
         )
         left = sum(chunk.num_rows for chunk in read_chunks(self._store) if chunk.index not in done)
