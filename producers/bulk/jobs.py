@@ -210,15 +210,21 @@ class BulkJob:
         if chunk.index not in self._failed:
             yield from items
             return
-        url = self._store.url(shard_name(chunk.index, self._spec.output_format))
-        rows = read_rows(self._store, url, self._spec.output_format)
-        for item, row in zip(items, rows, strict=True):
+        for item, row in zip(items, self._rows_before(chunk), strict=True):
             yield Kept(row) if row.status == "done" else item
+
+    def _rows_before(self, chunk: Chunk) -> Iterator[OutputRow]:
+        form = self._spec.output_format
+        return read_rows(self._store, self._store.url(shard_name(chunk.index, form)), form)
 
     def _write(self, chunk: Chunk, rows: list[OutputRow]) -> None:
         if len(rows) != chunk.num_rows:
             raise OutputError(f"chunk {chunk.index} has {len(rows):,} rows and was planned with {chunk.num_rows:,}")
         form, again = self._spec.output_format, chunk.index in self._failed
+        if again:
+            # what was tried before was paid for, too
+            before = self._rows_before(chunk)
+            rows = [row if old.status == "done" else row.after(old) for row, old in zip(rows, before, strict=True)]
         shard = write_shard(self._store, chunk.index, rows, format=form, errors=True, replace=again)
         errors = Counter(row.error.code for row in rows if row.error is not None)
         with self._written.lock:

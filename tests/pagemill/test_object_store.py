@@ -2,6 +2,7 @@
 
 import errno
 import shutil
+import tracemalloc
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -152,6 +153,22 @@ def test_a_listing_of_a_folder_that_changes(tmp_path: Path) -> None:
     names += [entry.name for entry in found]
 
     assert ["a", "e/f", "g"] == names
+
+
+def test_a_listing_of_many_files_holds_their_names_alone(tmp_path: Path) -> None:
+    """
+    A folder may have a million files.
+    """
+    for number in range(5000):
+        (tmp_path / f"document-{number:07d}.txt").touch()
+    store = FileStore(tmp_path)
+    tracemalloc.start()
+    num_found = sum(1 for _ in store.list())
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert 5000 == num_found
+    assert peak < 5000 * 150
 
 
 def test_a_listing_of_several_pages(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:

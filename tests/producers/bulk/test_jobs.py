@@ -189,6 +189,37 @@ def test_a_rerun_that_was_stopped_goes_on(documents: Path, make_spec: MakeSpec, 
     assert ["done"] * 50 == [row.status for row in output_rows(spec.output)]
 
 
+def test_a_rerun_adds_to_what_was_paid_for(documents: Path, make_spec: MakeSpec, client: BulkClient) -> None:  # noqa: ARG001
+    """
+    Tokens of answers that were of no use are in the row's usage and the cost; the rate would be of another time.
+    """
+    # letters are no labels
+    spec = make_spec(
+        template="classify",
+        params={"labels": ["yes", "no"]},
+        structured=False,
+        completion_price=10.0,
+        rows_per_chunk=4,
+        max_jobs=4,
+    )
+    first = run_job(spec, client)
+    assert ({"invalid_answer": 50}, 50 * 8) == (first.errors, first.usage.completion_tokens)
+
+    with pytest.raises(Interrupted):
+        resume_job(spec.output, client, Stopper(3).hooks, failed=True)
+    half = look(spec.output, client)
+    again = resume_job(spec.output, client)
+
+    assert ("stopped", 0) == (half.state, half.chunks_done)
+    assert {"invalid_answer": 50} == again.errors
+    assert again.usage.completion_tokens >= 2 * 50 * 8
+    assert again.usage.completion_tokens == sum(row.usage.completion_tokens for row in output_rows(spec.output))
+    assert first.cost is not None
+    assert again.cost is not None
+    assert again.cost >= 2 * first.cost
+    assert (None, 1) == (again.tokens_per_s, again.generation)
+
+
 def test_a_cancelled_batch_ends_the_run(documents: Path, make_spec: MakeSpec, client: BulkClient) -> None:  # noqa: ARG001
     """
     Whoever cancels the batch stops the job; running it again goes on with a batch of its own.
