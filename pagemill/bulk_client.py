@@ -6,7 +6,7 @@ from pagemill import calls
 from pagemill.calls import in_chunks
 from pagemill.client import Client
 from pagemill.client_core import CHUNK, read_result, reference_in
-from pagemill.errors import ObjectStoreError
+from pagemill.errors import BatchNotFound, ObjectStoreError
 from pagemill.gathering import Gathering
 from pagemill.schema import Result
 from pagemill.scripts import Call, load
@@ -59,6 +59,18 @@ class BulkClient(Client):
             states = self._run_many([calls.forget(keys, job_id) for job_id in chunk])
             num_known += sum(state is not None for state in states)
         return num_known
+
+    def end_batch(self, batch_id: str) -> None:
+        """As `cancel_batch`, until none of its jobs waits; a batch that is unknown, or has expired, has none."""
+        open_before = -1
+        try:
+            status = self.cancel_batch(batch_id)
+            # a call ends some hundreds; those that run end later
+            while status.num_open not in (0, open_before):
+                open_before = status.num_open
+                status = self.cancel_batch(batch_id)
+        except BatchNotFound:
+            return
 
     def take_lease(self, name: str, holder: str, lease_s: float) -> tuple[str, float]:
         """

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
@@ -70,25 +71,27 @@ class FileStore:
         try:
             self._inside(folder)
             yield from self._walk(folder, prefix)
-        except FileNotFoundError:
-            return
         except OSError as error:
             raise _kind_of(error)(f"cannot list {folder}: {error}") from error
 
     def _walk(self, folder: Path, prefix: str) -> Iterator[ObjectEntry]:
-        with os.scandir(folder) as found:
-            entries = [(f"{one.name}/" if one.is_dir(follow_symlinks=False) else one.name, one) for one in found]
-        # a folder sorts with its slash, so that names come in the order of their bytes, as in most buckets
-        for sort_name, entry in sorted(entries, key=lambda pair: os.fsencode(pair[0])):
-            path = folder / entry.name
+        for packed in _names_in(folder):
+            path = folder / os.fsdecode(packed)
             name = path.relative_to(self.root).as_posix()
-            if sort_name.endswith("/"):
+            if packed.endswith(b"/"):
                 if f"{name}/".startswith(prefix) or prefix.startswith(f"{name}/"):
                     yield from self._walk(path, prefix)
-            elif name.startswith(prefix) and entry.is_file() and not entry.name.startswith(_UNFINISHED):
-                self._inside(path)
-                status = entry.stat()
-                yield ObjectEntry(name, path.as_uri(), status.st_size, _etag(status))
+            elif name.startswith(prefix) and not path.name.startswith(_UNFINISHED):
+                try:
+                    status = path.lstat()
+                    if stat.S_ISLNK(status.st_mode):
+                        status = path.stat()
+                        self._inside(path)
+                except FileNotFoundError:
+                    # deleted meanwhile, or a link to nothing
+                    continue
+                if stat.S_ISREG(status.st_mode):
+                    yield ObjectEntry(name, path.as_uri(), status.st_size, _etag(status))
 
     def exists(self, url: str) -> bool:
         return self._path(url).is_file()
@@ -177,6 +180,19 @@ class FileWriter:
             yield
         except OSError as error:
             raise _kind_of(error)(f"cannot write {self._path}: {error}") from error
+
+
+def _names_in(folder: Path) -> list[bytes]:
+    """
+    The names of a folder that may be gone, those of folders with a slash, in the order of their bytes.
+
+    So names come in the order that most buckets have. Of a million files no more than that is held.
+    """
+    try:
+        with os.scandir(folder) as found:
+            return sorted(os.fsencode(one.name) + (b"/" if one.is_dir(follow_symlinks=False) else b"") for one in found)
+    except FileNotFoundError:
+        return []
 
 
 def _etag(status: os.stat_result) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from pagemill.client_core import CHUNK, POLL_S, Awaited, read_result
 from pagemill.connection import Servers
-from pagemill.errors import StoreAway
+from pagemill.errors import QueueUnavailable, StoreAway
 from pagemill.keys import QueueKeys
 from pagemill.messages import TERMINAL_STATES, Accepted
 from pagemill.object_store import ObjectStore
@@ -83,7 +83,13 @@ class Gathering:
             self._look_at = self._clock() + LOOK_S
         while self._ended:
             chunk = self._ended[:CHUNK]
-            self._fetch(chunk, gathered)
+            try:
+                self._fetch(chunk, gathered)
+            except QueueUnavailable:
+                if not gathered.results and not gathered.lost:
+                    raise
+                # first what could be read, which nobody would read again; these with the next call
+                break
             del self._ended[: len(chunk)]
         return gathered
 

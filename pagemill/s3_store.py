@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from urllib.parse import quote, unquote, urlsplit
 
-from pagemill.errors import ObjectNotFound, ObjectStoreError
+from pagemill.errors import ObjectChanged, ObjectNotFound, ObjectStoreError, StoreAway
 from pagemill.objects import ObjectEntry, ObjectStat
 from pagemill.s3_calls import S3Calls, s3_errors
 from pagemill.s3_range import S3Range
@@ -11,6 +11,9 @@ from pagemill.s3_writer import S3Writer
 
 # of one page of a listing; S3 gives no more
 PAGE_KEYS = 1000
+
+# of one object
+MAX_BYTES = 5 * 1024**4
 
 
 class S3Store:
@@ -41,10 +44,10 @@ class S3Store:
         return S3Writer(self._calls, self.bucket, self.prefix + name, self.url(name), if_absent=if_absent)
 
     def get(self, url: str) -> bytes:
-        place = self._place(url)
-        with s3_errors(f"read {url}"):
-            data: bytes = self._calls.send("get_object", **place)["Body"].read()
-        return data
+        try:
+            return self.get_range(url, 0, MAX_BYTES)
+        except ObjectChanged as error:
+            raise StoreAway(f"cannot read {url}: it was written anew when a read of it broke off") from error
 
     def get_range(self, url: str, start: int, length: int, etag: str | None = None) -> bytes:
         with s3_errors(f"read {url}"):

@@ -171,25 +171,40 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     run.add_argument(
         "--deadline", type=_instant, help="what has no answer by then gets none: 2026-12-01T06:00:00+01:00"
     )
-    run.add_argument("--rows-per-chunk", type=int, default=ROWS_PER_CHUNK, help="lines that are kept together (256)")
-    run.add_argument("--max-jobs", type=int, default=2048, help="most jobs in the queue at a time (2048)")
-    run.add_argument("--max-tokens", type=int, default=4_000_000, help="most estimated tokens of them (4,000,000)")
+    run.add_argument(
+        "--rows-per-chunk", type=_positive, default=ROWS_PER_CHUNK, help="lines that are kept together (256)"
+    )
+    run.add_argument("--max-jobs", type=_positive, default=2048, help="most jobs in the queue at a time (2048)")
+    run.add_argument(
+        "--max-tokens", type=_positive, default=4_000_000, help="most estimated tokens of them (4,000,000)"
+    )
     run.add_argument("--json", action="store_true", help="print the summary as JSON")
     serve = commands.add_parser(
         "serve", help="run the batches of gateways", description="Run the batches that gateways take, until SIGTERM."
     )
     serve.set_defaults(command=_serve)
-    serve.add_argument("--batches", type=int, default=8, help="batches at a time (8)")
-    serve.add_argument("--max-jobs", type=int, default=4096, help="most jobs of all in the queue at a time (4096)")
-    serve.add_argument("--max-tokens", type=int, default=8_000_000, help="most estimated tokens of them (8,000,000)")
-    serve.add_argument("--max-lines", type=int, default=50_000, help="of an input file; more fails (50,000)")
-    serve.add_argument("--max-mb", type=int, default=200, help="of an input file, in MiB; more fails (200)")
-    serve.add_argument("--ttl-s", type=int, help="seconds that outputs and batches are kept; else for ever")
+    serve.add_argument("--batches", type=_positive, default=8, help="batches at a time (8)")
+    serve.add_argument(
+        "--max-jobs", type=_positive, default=4096, help="most jobs of all in the queue at a time (4096)"
+    )
+    serve.add_argument(
+        "--max-tokens", type=_positive, default=8_000_000, help="most estimated tokens of them (8,000,000)"
+    )
+    serve.add_argument("--max-lines", type=_positive, default=50_000, help="of an input file; more fails (50,000)")
+    serve.add_argument("--max-mb", type=_positive, default=200, help="of an input file, in MiB; more fails (200)")
+    serve.add_argument("--ttl-s", type=_positive, help="seconds that outputs and batches are kept; else for ever")
     for one in (run, serve):
         one.add_argument("--redis-url", help="the server, as redis://host:port/0")
         one.add_argument("--queue", help="name of the queue")
         one.add_argument("--object-store", help="where large payloads and results are")
     return parser.parse_args(arguments)
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is too small: want 1 or more")
+    return number
 
 
 def _instant(text: str) -> datetime:

@@ -24,8 +24,9 @@ class Book:
         self._store = store
 
     def add(self, key: Key, record: BatchRecord) -> None:
-        # the mark last: who finds it finds the batch
-        self._store.put_if_absent(_name(key, "created"), _packed(record))
+        # no other has its id, so that a write whose answer got lost may be made again; the mark last: who finds it
+        # finds the batch
+        self._store.put(_name(key, "created"), _packed(record))
         self._store.put(_mark(key), b"")
 
     def read(self, key: Key) -> BatchRecord:

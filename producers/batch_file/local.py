@@ -20,11 +20,10 @@ from producers.batch_file.errors import BatchFileError
 from producers.batch_file.plan import Order, read_plan
 from producers.batch_file.urls import beside, inside, split
 from producers.batch_file.work import BatchFile, Ended, Place, Progress
-from producers.bulk.decoders import digest_of
 from producers.bulk.lease import OutputLease
 from producers.bulk.windows import WINDOW_BYTES
 
-DONE, INPUT = "done.json", "input.jsonl"
+DONE = "done.json"
 
 
 class Summary(BaseModel):
@@ -111,7 +110,7 @@ def run_file(
         done = _read_done(folder)
         if done is not None:
             # its process may have died before it had tidied up
-            clear(folder, keep=(DONE, INPUT))
+            clear(folder, keep=(DONE, split(order.input)[1]))
             if done.source_fingerprint == fingerprint and done.is_there(place, error_place):
                 return done
         if read_plan(folder) is None:
@@ -148,7 +147,8 @@ def spool(stream: IO[bytes], output: str) -> str:
     """
     Keep an input that can be read only once in the work folder of its output, and give its URL.
 
-    The same bytes again are the same input, so that a run with them goes on.
+    It is named by its content: the same bytes again are the same input, so that a run with them goes on, and others
+    take nothing from a run that has begun.
     """
     place = beside(output, ".batch")
     folder = open_store(place)
@@ -157,14 +157,14 @@ def spool(stream: IO[bytes], output: str) -> str:
         while window := stream.read(WINDOW_BYTES):
             digest.update(window)
             copy.write(window)
-        url = folder.url(INPUT)
-        if folder.exists(url) and digest_of(folder, url, folder.stat(url)) == digest.hexdigest():
-            return inside(place, INPUT)
+        name = f"input-{digest.hexdigest()[:32]}.jsonl"
+        if folder.exists(folder.url(name)):
+            return inside(place, name)
         copy.seek(0)
-        with folder.open_writer(INPUT) as writer:
+        with folder.open_writer(name) as writer:
             while window := copy.read(WINDOW_BYTES):
                 writer.write(window)
-    return inside(place, INPUT)
+    return inside(place, name)
 
 
 def _refuse(url: str, place: Place) -> None:

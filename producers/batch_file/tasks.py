@@ -47,9 +47,6 @@ class LineTask:
     def __init__(self, name: str, endpoint: str, model: str, terms: Terms, tally: Tally) -> None:
         self._name, self._endpoint, self._model, self._terms, self._tally = name, endpoint, model, terms, tally
 
-        # jobs that are cancelled from now on were so because the time was over
-        self.late = False
-
     def work(self, document: Document) -> Work[LineEnd]:
         """The jobs of a line, and how it ended."""
         end = yield from self._run(document)
@@ -73,8 +70,6 @@ class LineTask:
         except ApiError as error:
             return self._failed(document.row, document.custom_id, error)
         results = yield jobs
-        if self.late:
-            results = [_expired(result) for result in results]
         return LineEnd(*output_line(request, results))
 
     def _jobs(self, request: BatchRequest) -> list[Job]:
@@ -87,10 +82,6 @@ class LineTask:
 
     def _failed(self, row: int, custom_id: str, error: ApiError) -> LineEnd:
         return LineEnd(error_line(custom_id, f"{self._name}-{row + 1}", error), completed=False)
-
-
-def _expired(result: Result) -> Result:
-    return result.model_copy(update={"status": "expired"}) if result.status == "cancelled" else result
 
 
 def _other_model(model: str, wanted: str) -> ApiError:

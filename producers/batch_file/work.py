@@ -83,7 +83,6 @@ class BatchFile:
         self._stopping = False
         self._batch = ""
         self._plan: Plan | None = None
-        self._task: LineTask | None = None
         self._runner: Runner[Chunk, LineEnd] | None = None
 
     @property
@@ -111,8 +110,7 @@ class BatchFile:
     def end(self, how: Early) -> None:
         """Give up on what has no answer yet; `run` goes on until that is written down."""
         self._early = self._early or how
-        if self._runner is not None and self._task is not None:
-            self._task.late = self._early == "expired"
+        if self._runner is not None:
             self._runner.end_early(self._early, _LATE if self._early == "expired" else None)
 
     def run(self) -> Ended:
@@ -168,10 +166,10 @@ class BatchFile:
         order, plan = self._order, self.plan
         self._batch = f"{self._base}-0" if self._early else self._open_batch()
         terms = terms_of(order.tenant, self._batch, plan.context_tokens)
-        self._task = LineTask(plan.name, plan.endpoint, plan.model, terms, self._tally)
+        task = LineTask(plan.name, plan.endpoint, plan.model, terms, self._tally)
         self._runner = Runner(
             self._client,
-            self._task,
+            task,
             self.input.source().read,
             self._write,
             model=plan.model,
@@ -204,16 +202,7 @@ class BatchFile:
     def _end_late(self) -> None:
         assert self._early is not None
         self._folder.put(_OVER, self._early.encode())
-        try:
-            open_before = -1
-            status = self._client.cancel_batch(self._batch)
-            # a call ends some hundreds of jobs that wait; those that run end later
-            while status.num_open not in (0, open_before):
-                open_before = status.num_open
-                status = self._client.cancel_batch(self._batch)
-        except BatchNotFound:
-            # it was flushed, or never opened
-            return
+        self._client.end_batch(self._batch)
 
     def _read_over(self) -> Early | None:
         try:

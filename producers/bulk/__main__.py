@@ -4,7 +4,8 @@
     python -m producers.bulk run --input s3://bucket/in/ --output s3://bucket/out/ --template summarise
 
 Ctrl-C and SIGTERM stop a run in order; it goes on with `resume`, or by the same `run`. Exit code 0
-where all rows have answers, 1 where some have none or the run was stopped, 2 where it cannot start.
+where all rows have answers, 1 where some have none or the run was stopped, 2 where the command or a
+setting is wrong.
 """
 
 import argparse
@@ -29,7 +30,7 @@ from producers.bulk.jobs import BulkRunner, Hooks, Interrupted, resume_job, run_
 from producers.bulk.lease import OutputLease
 from producers.bulk.locations import open_folder
 from producers.bulk.manifest import read_manifest
-from producers.bulk.planner import find_or_make, with_template
+from producers.bulk.planner import find_or_make, settled
 from producers.bulk.report import Summary, lines, summarise
 from producers.bulk.spec import BulkSpec, assign, merge, read_file, read_section
 from producers.bulk.work import Counts
@@ -89,9 +90,10 @@ def _resume(options: argparse.Namespace) -> int:
 
 
 def _plan(options: argparse.Namespace) -> int:
-    spec = with_template(_spec(options))
-    with _client(options) as client, OutputLease(client, spec.output):
-        plan = find_or_make(spec, open_folder(spec.output), client)
+    spec = settled(_spec(options))
+    store = open_folder(spec.output)
+    with _client(options) as client, OutputLease(client, store.url("")):
+        plan = find_or_make(spec, store, client)
     if options.json:
         print(plan.model_dump_json(exclude_unset=True))
     else:

@@ -27,11 +27,13 @@ class ForwardReader:
         """Each row from `start` to `end`, with where it ends."""
         reading = self._take((entry.url, entry.etag, start)) or self._open_rows(entry, first_row, start)
         for item, position in reading:
-            yield item, position
             if position == end:
+                # before the last row is given: whoever counts rows does not come back behind it
                 with self._lock:
                     self._kept = (entry.url, entry.etag, end), reading
+                yield item, position
                 return
+            yield item, position
 
     def _take(self, place: tuple[str, str, int]) -> Iterator[tuple[Item, int]] | None:
         with self._lock:

@@ -31,8 +31,8 @@ from producers.bulk.planner import (
     find_or_make,
     read_chunks,
     read_plan,
+    settled,
     source_of,
-    with_template,
     write_plan,
 )
 from producers.bulk.report import Summary, details_of, summarise
@@ -81,9 +81,9 @@ def run_job(spec: BulkSpec, client: BulkClient, hooks: Hooks | None = None) -> S
         BulkError: it cannot start, or was interrupted; Occupied where another process does it.
         PagemillError: the queue or a store cannot be used.
     """
-    spec = with_template(spec)
+    spec = settled(spec)
     store = open_folder(spec.output)
-    with OutputLease(client, spec.output) as lease:
+    with OutputLease(client, store.url("")) as lease:
         plan = find_or_make(spec, store, client)
         return BulkJob(plan, store, client, lease, hooks or Hooks()).finish()
 
@@ -107,7 +107,7 @@ def resume_job(
         BulkError: as `run_job`; or there is no plan.
     """
     store = open_folder(output)
-    with OutputLease(client, output) as lease:
+    with OutputLease(client, store.url("")) as lease:
         plan = read_plan(store)
         if plan is None:
             raise BulkError(f"{output} has no {PLAN}: there is nothing to resume; `run` begins a job")
@@ -126,8 +126,7 @@ class BulkJob:
         self._source = source_of(plan.spec)
         self._batch = ""
         self._written = _Written()
-        # chunks whose rows without an answer stand in a file of their own, and those of them that run again
-        self._with_errors: Set[int] = frozenset()
+        # chunks with rows that run again
         self._failed: Set[int] = frozenset()
 
     def finish(self) -> Summary:
@@ -145,9 +144,8 @@ class BulkJob:
             # some shards are not as it says any more
             self._store.delete(self._store.url(MANIFEST_NAME))
         done = {index for index, _ in list_shards(self._store, self._spec.output_format)}
-        self._with_errors = self._chunks_with_errors()
         rerun = self._plan.generation > 0
-        self._failed = self._with_errors if rerun else frozenset()
+        self._failed = self._chunks_with_errors() if rerun else frozenset()
         if len(done - self._failed) < self._plan.num_chunks:
             self._work(done - self._failed)
         return self._commit(started_at if rerun else self._plan.created_at)
@@ -178,7 +176,7 @@ class BulkJob:
             model=spec.model,
             limits=Limits(spec.max_jobs, spec.max_tokens, deadline),
             reopen=lambda: self._create(self._batch),
-            end_late=lambda: self._client.cancel_batch(self._batch),
+            end_late=lambda: self._client.end_batch(self._batch),
             on_turn=self._turned,
         )
         left = sum(chunk.num_rows for chunk in read_chunks(self._store) if chunk.index not in done)
@@ -212,19 +210,22 @@ class BulkJob:
         if chunk.index not in self._failed:
             yield from items
             return
-        url = self._store.url(shard_name(chunk.index, self._spec.output_format))
-        rows = read_rows(self._store, url, self._spec.output_format)
-        for item, row in zip(items, rows, strict=True):
+        for item, row in zip(items, self._rows_before(chunk), strict=True):
             yield Kept(row) if row.status == "done" else item
+
+    def _rows_before(self, chunk: Chunk) -> Iterator[OutputRow]:
+        form = self._spec.output_format
+        return read_rows(self._store, self._store.url(shard_name(chunk.index, form)), form)
 
     def _write(self, chunk: Chunk, rows: list[OutputRow]) -> None:
         if len(rows) != chunk.num_rows:
             raise OutputError(f"chunk {chunk.index} has {len(rows):,} rows and was planned with {chunk.num_rows:,}")
         form, again = self._spec.output_format, chunk.index in self._failed
+        if again:
+            # what was tried before was paid for, too
+            before = self._rows_before(chunk)
+            rows = [row if old.status == "done" else row.after(old) for row, old in zip(rows, before, strict=True)]
         shard = write_shard(self._store, chunk.index, rows, format=form, errors=True, replace=again)
-        # it may also be of a run that was killed before the shard was there
-        if chunk.index in self._with_errors and not shard.num_failed:
-            self._store.delete(self._store.url(shard_name(chunk.index, form, "errors")))
         errors = Counter(row.error.code for row in rows if row.error is not None)
         with self._written.lock:
             self._written.shards[chunk.index], self._written.errors[chunk.index] = shard, errors

@@ -1,14 +1,13 @@
 """Read rows of JSON lines, all of an object or a window of it."""
 
-import json
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NoReturn
 
 from pagemill.object_store import ObjectStore
 from pagemill.objects import ObjectEntry
 from producers.bulk.columns import Columns, Item, fault
 from producers.bulk.forward import ForwardReader
 from producers.bulk.lines import LineSplitter, LongLine
+from producers.bulk.strict_json import decode, is_text, reason
 from producers.bulk.windows import unpacked, windows
 
 _BOM = b"\xef\xbb\xbf"
@@ -118,38 +117,14 @@ def parse_document(line: bytes | LongLine, columns: Columns, row: int) -> Item:
     if isinstance(line, LongLine):
         return columns.too_long(row, None, len(line))
     try:
-        values = _DECODER.decode(line.decode())
+        values = decode(line.decode())
     except UnicodeDecodeError as error:
         return fault(row, "invalid_encoding", f"byte {error.start} of the line is no UTF-8: {error.reason}")
     except (ValueError, RecursionError) as error:
-        return fault(row, "invalid_json", _place(error))
+        return fault(row, "invalid_json", reason(error))
     if type(values) is not dict:
         return fault(row, "not_an_object", f"a {type(values).__name__}: want a JSON object with {columns.text!r}")
     # half of a pair, as an escape: no text that could be sent or written
-    if b"\\u" in line and not _is_text(values):
+    if b"\\u" in line and not is_text(values):
         return fault(row, "invalid_encoding", "an escape is half of a surrogate pair")
     return columns.item(values, row)
-
-
-def _no_number(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")
-
-
-_DECODER = json.JSONDecoder(parse_constant=_no_number)
-
-
-def _is_text(values: dict[str, Any]) -> bool:
-    try:
-        json.dumps(values, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _place(error: Exception) -> str:
-    # the error's own text may quote the row's
-    if isinstance(error, json.JSONDecodeError):
-        return f"{error.msg} at character {error.pos:,}"
-    if isinstance(error, RecursionError):
-        return "nested too deep"
-    return "a number that JSON does not have, or too long a one"

@@ -89,8 +89,13 @@ def locate(url: str) -> Location:
         if not path:
             open_store(url)
     else:
-        path = str(Path(url).absolute()) + ("/" if url.endswith("/") else "")
+        path = absolute(url)
     return _local(path)
+
+
+def absolute(url: str) -> str:
+    """A path of this machine as it is from everywhere; a URL as it is."""
+    return url if "://" in url else str(Path(url).absolute()) + ("/" if url.endswith("/") else "")
 
 
 def open_folder(url: str) -> ObjectStore:

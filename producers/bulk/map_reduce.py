@@ -26,6 +26,10 @@ class TooLong(Exception):
     """Raised when the answers about a document do not get fewer in the rounds that are allowed."""
 
 
+class NoRoom(Exception):
+    """Raised when the template says so much around a document that no two answers would fit beside it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """How long documents are treated; `context_tokens` has room for a prompt and `max_tokens` of answer."""
@@ -51,17 +55,20 @@ class Plan:
         Most tokens of the text in one prompt, beside what the template says.
 
         Raises:
-            SpecError: two answers would not fit, so that nothing can be reduced.
+            SpecError: two answers would never fit, so that nothing can be reduced.
+            NoRoom: they do not with this prompt.
         """
-        room = self.context_tokens - self.max_tokens - len(self.counter.ends(prompt)) - MARGIN_TOKENS
+        most = self.context_tokens - self.max_tokens - MARGIN_TOKENS
+        room = most - len(self.counter.ends(prompt))
         if self.settings.part_tokens is not None:
-            room = min(room, self.settings.part_tokens)
+            most, room = min(most, self.settings.part_tokens), min(room, self.settings.part_tokens)
         least = 2 * self.max_tokens + 4 if self.mode == "reduce" else 1
         if room < least:
-            raise SpecError(
+            message = (
                 f"documents are cut into parts of {room:,} tokens, and two answers have up to {least:,}: "
                 "lower options.max_tokens, or raise map_reduce.part_tokens or the workers' --max-model-len"
             )
+            raise SpecError(message) if most < least else NoRoom(message)
         return room
 
 
@@ -73,6 +80,7 @@ def levels(text: str, plan: Plan, prompt: str) -> Generator[list[str], Sequence[
         prompt: What the template says around a text.
 
     Raises:
+        SpecError, NoRoom: as `part_tokens`.
         TooLong: there are several still after the last level that is allowed.
     """
     if plan.mode == "off":

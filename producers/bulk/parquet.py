@@ -64,9 +64,9 @@ class ParquetReader:
             row = 0
             for batch in table.iter_batches(_MAX_BATCH_ROWS, columns=[self._columns.id], use_threads=False):
                 for value in _rows_of(batch):
-                    item = value and self._columns.item(value | {self._columns.text: "-"}, first_row + row)
+                    item = self._item(value and value | {self._columns.text: "-"}, first_row + row)
                     row += 1
-                    yield (item.custom_id if item else None), row
+                    yield item.custom_id, row
 
     def _open(self, entry: ObjectEntry, first_row: int, start: int) -> Iterator[tuple[Item, int]]:
         with self._table(entry) as table:

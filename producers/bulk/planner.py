@@ -21,10 +21,12 @@ from pagemill.object_store import ObjectStore
 from producers.bulk.chunks import Chunk
 from producers.bulk.errors import BulkError, SpecError
 from producers.bulk.io_errors import OutputError
+from producers.bulk.locations import absolute
 from producers.bulk.prompts import BUILT_IN, read_template
 from producers.bulk.sources import Source, open_source
-from producers.bulk.spec import BulkSpec
+from producers.bulk.spec import FREE_FIELDS, BulkSpec
 from producers.bulk.split import BYTES_A_TOKEN, Counter, Estimate, Tokens
+from producers.bulk.tasks import answer_options, prompter_of
 from producers.bulk.windows import windows
 
 PLAN, CHUNKS, TOKENIZER = "plan.json", "plan.chunks.jsonl", "plan.tokenizer.json"
@@ -72,21 +74,30 @@ def source_of(spec: BulkSpec) -> Source:
     Raises:
         SettingsError: the input's URL is none.
     """
-    return open_source(spec.input, text_field=spec.text_field, id_field=spec.id_field, format=spec.format)
+    # the templates that come with Pagemill use no other columns
+    fields = spec.keep if spec.template in BUILT_IN and spec.template_text is None else None
+    return open_source(
+        spec.input, text_field=spec.text_field, id_field=spec.id_field, format=spec.format, fields=fields
+    )
 
 
-def with_template(spec: BulkSpec) -> BulkSpec:
+def settled(spec: BulkSpec) -> BulkSpec:
     """
-    The spec with the text of a template file in it: a plan must not change with the file.
+    The spec as a plan has it: a template file's text and whole paths in it, as later runs may begin elsewhere.
 
     Raises:
-        SpecError: there is no such file; or {date} stands in a URL still.
+        SpecError: something in it can never work; or {date} stands in a URL still.
     """
     if spec.has_date:
         raise SpecError("{date} stands in the input or output: say which day with --date")
-    if spec.template in BUILT_IN or spec.template_text is not None:
-        return spec
-    return spec.model_copy(update={"template_text": read_template(spec.template)})
+    fields = {"input": absolute(spec.input), "output": absolute(spec.output)}
+    if spec.template not in BUILT_IN and spec.template_text is None:
+        fields["template_text"] = read_template(spec.template)
+    spec = spec.model_copy(update=fields)
+    # before the plan is made: it would keep the output from a job that is described rightly
+    prompter_of(spec)
+    answer_options(spec)
+    return spec
 
 
 def read_plan(store: ObjectStore) -> Plan | None:
@@ -131,7 +142,8 @@ def find_or_make(spec: BulkSpec, store: ObjectStore, client: BulkClient) -> Plan
             f"{spec.input} has changed since it was planned into {spec.output}: "
             "choose another output, or clear that one"
         )
-    return found.model_copy(update={"spec": spec})
+    free = {name: getattr(spec, name) for name in FREE_FIELDS}
+    return found.model_copy(update={"spec": found.spec.model_copy(update=free)})
 
 
 def make_plan(spec: BulkSpec, store: ObjectStore, client: BulkClient) -> Plan:

@@ -72,6 +72,8 @@ class Prompter:
         needed = NEEDS.get(name)
         if needed is not None and not self._params.get(needed):
             raise SpecError(f"the template {name} needs params.{needed}")
+        if needed == "labels" and not isinstance(self._params[needed], list | tuple):
+            raise SpecError(f'params.labels is {self._params[needed]!r}: want a list, as ["good", "bad"]')
         # a fault of the source shows before any document is read
         self._template  # noqa: B018
 

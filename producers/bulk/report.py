@@ -21,7 +21,8 @@ class Summary(BaseModel):
     Args:
         errors: Rows without an answer, by code.
         cost: In the currency of the prices; None where no price is set.
-        elapsed_s: From the plan, or the start of the run, to the end; times between runs count too.
+        elapsed_s: From the plan, or the start of a rerun, to the end; times between runs count too.
+        tokens_per_s: None after a rerun, whose time is not that of all tokens.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -35,7 +36,7 @@ class Summary(BaseModel):
     usage: RowUsage
     cost: float | None
     elapsed_s: float
-    tokens_per_s: float
+    tokens_per_s: float | None
     generation: int
     started_at: datetime
     ended_at: datetime
@@ -61,6 +62,7 @@ def summarise(manifest: Manifest) -> Summary:
     """The figures, from the manifest alone."""
     spec = BulkSpec.build(manifest.details["spec"])
     elapsed_s = max((manifest.ended_at - manifest.started_at).total_seconds(), 0.001)
+    generation = manifest.details["generation"]
     tokens = manifest.usage.prompt_tokens + manifest.usage.completion_tokens
     return Summary(
         name=spec.name,
@@ -72,8 +74,8 @@ def summarise(manifest: Manifest) -> Summary:
         usage=manifest.usage,
         cost=cost_of(spec, manifest.usage),
         elapsed_s=round(elapsed_s, 3),
-        tokens_per_s=round(tokens / elapsed_s, 1),
-        generation=manifest.details["generation"],
+        tokens_per_s=None if generation else round(tokens / elapsed_s, 1),
+        generation=generation,
         started_at=manifest.started_at,
         ended_at=manifest.ended_at,
     )
@@ -90,6 +92,7 @@ def lines(summary: Summary) -> Iterator[str]:
     yield f"tokens    {usage.prompt_tokens:,} of prompts{cached}, {usage.completion_tokens:,} of answers"
     if summary.cost is not None:
         yield f"cost      {summary.cost:,.4f}"
-    yield f"time      {summary.elapsed_s:,.1f} s, {summary.tokens_per_s:,.0f} tokens a second"
+    rate = "" if summary.tokens_per_s is None else f", {summary.tokens_per_s:,.0f} tokens a second"
+    yield f"time      {summary.elapsed_s:,.1f} s{rate}"
     if summary.generation:
         yield f"reruns    {summary.generation} of rows that had failed"

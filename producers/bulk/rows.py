@@ -63,13 +63,17 @@ class RowError(BaseModel):
 
 
 class RowUsage(BaseModel):
-    """What a row took, all jobs of it added up."""
+    """What a row took, all jobs and all tries of it added up."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+
+    def __add__(self, other: "RowUsage") -> "RowUsage":
+        mine, others = self.model_dump(), other.model_dump()
+        return RowUsage(**{name: number + others[name] for name, number in mine.items()})
 
 
 class OutputRow(BaseModel):
@@ -95,3 +99,7 @@ class OutputRow(BaseModel):
     usage: RowUsage = RowUsage()
     finish_reason: str | None = None
     metadata: dict[str, str] = {}
+
+    def after(self, earlier: "OutputRow") -> "OutputRow":
+        """The row with what an earlier try of it took."""
+        return self.model_copy(update={"usage": earlier.usage + self.usage})

@@ -322,6 +322,10 @@ class Runner(Generic[C, R]):
     # ending
 
     def _end(self, result: Result) -> None:
+        if self._over is not None and result.status == "cancelled":
+            # `end_late` cancels, whatever the reason is
+            status, failure = self._over
+            result = result.model_copy(update={"status": status, "failure": failure})
         if result.job_id in self._sent:
             self._taken_back(result.job_id)
         elif result.job_id not in self._steps:

@@ -80,14 +80,18 @@ def write_shard(
                 totals.add(row)
                 if failed is not None:
                     failed.write(row)
+        shard = totals.shard(index, name, writer.url, file.sha256, file.size_bytes)
     except ObjectExists:
         if errors:
             # ours may have taken the place of those that belong to the shard that stays
             with _Failed(store, index, format) as failed:
                 for row in read_rows(store, store.url(name), format):
                     failed.write(row)
-        return read_shard(store, index, format)
-    return totals.shard(index, name, writer.url, file.sha256, file.size_bytes)
+        shard = read_shard(store, index, format)
+    if errors and not shard.num_failed:
+        # not before: until then they told of rows of the shard that was replaced
+        store.delete(store.url(shard_name(index, format, "errors")))
+    return shard
 
 
 def read_shard(store: ObjectStore, index: int, format: ShardFormat = "jsonl.zst") -> Shard:  # noqa: A002
@@ -120,11 +124,7 @@ def list_shards(
 
 
 class _Failed:
-    """
-    The rows that are not done, in an object of their own that is begun with the first of them.
-
-    Left in order without any, it deletes what an earlier attempt may have written.
-    """
+    """The rows that are not done, in an object of their own that is begun with the first of them."""
 
     def __init__(self, store: ObjectStore, index: int, format: ShardFormat) -> None:  # noqa: A002
         self._store = store
@@ -140,8 +140,6 @@ class _Failed:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stack.__exit__(kind, error, trace)
-        if kind is None and self._encoder is None:
-            self._store.delete(self._store.url(self._name))
 
     def write(self, row: OutputRow) -> None:
         """Take the row if it is one of them."""

@@ -49,15 +49,20 @@ def look(output: str, client: BulkClient) -> BulkStatus:
     plan = read_plan(store)
     if plan is None:
         raise BulkError(f"{output} has no {PLAN}: no job was planned there")
+    form, is_done = plan.spec.output_format, read_manifest(store) is not None
+    chunks_done = sum(1 for _ in list_shards(store, form))
+    if plan.generation and not is_done:
+        # those with errors run again
+        chunks_done -= sum(1 for _ in list_shards(store, form, "errors"))
     found = BulkStatus(
         name=plan.spec.name,
-        state="done" if read_manifest(store) is not None else "stopped",
+        state="done" if is_done else "stopped",
         num_rows=plan.num_rows,
         num_chunks=plan.num_chunks,
-        chunks_done=sum(1 for _ in list_shards(store, plan.spec.output_format)),
+        chunks_done=chunks_done,
     )
     try:
-        return found.model_copy(update=_of_queue(plan, output, found.state, client))
+        return found.model_copy(update=_of_queue(plan, store.url(""), found.state, client))
     except PagemillError as error:
         return found.model_copy(update={"queue_error": str(error)})
 
@@ -82,9 +87,9 @@ def plan_lines(plan: Plan) -> Iterator[str]:
     yield f"context   {plan.context_tokens:,} tokens, counted by {tokenizer}"
 
 
-def _of_queue(plan: Plan, output: str, state: str, client: BulkClient) -> dict[str, str | int]:
+def _of_queue(plan: Plan, place: str, state: str, client: BulkClient) -> dict[str, str | int]:
     found: dict[str, str | int] = {}
-    holder = client.lease_holder(lease_name(output))
+    holder = client.lease_holder(lease_name(place))
     if holder and not is_gone(holder) and state != "done":
         found |= {"state": "running", "runner": describe(holder)}
     number = 0

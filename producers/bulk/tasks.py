@@ -3,25 +3,38 @@
 import json
 import re
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any
 
 from pagemill.errors import InvalidJob
 from pagemill.schema import Job, Message, Options, Result, ResultStatus, Usage
 from producers.bulk.errors import SpecError
-from producers.bulk.map_reduce import Plan, TooLong, levels
+from producers.bulk.map_reduce import NoRoom, Plan, TooLong, levels
 from producers.bulk.prompts import NEEDS, Place, Prompter, TemplateFailed, read_template
 from producers.bulk.rows import Document, OutputRow, RowError, RowFault, RowUsage
 from producers.bulk.spec import BulkSpec
 from producers.bulk.split import Counter
+from producers.bulk.strict_json import decode, is_text, reason
 from producers.bulk.work import Work
 
 _FENCE = re.compile(r"^```\w*\s*\n(.*)\n```$", re.DOTALL)
 
+_CODES = {TemplateFailed: "template_failed", TooLong: "too_many_levels", NoRoom: "no_room"}
 
 # options of which each binds the whole answer
 _GRAMMARS = ("json_schema", "regex", "choice")
+
+
+def prompter_of(spec: BulkSpec) -> Prompter:
+    """
+    What makes its prompts.
+
+    Raises:
+        SpecError: the template cannot be read, or what it needs is not in `params`.
+    """
+    source = read_template(spec.template) if spec.template_text is None else spec.template_text
+    return Prompter(spec.template, source, spec.params)
 
 
 def answer_options(spec: BulkSpec) -> Options:
@@ -76,9 +89,8 @@ class BulkTask:
     def __init__(
         self, spec: BulkSpec, *, counter: Counter, batch: str | None, context_tokens: int, generation: int = 0
     ) -> None:
-        source = read_template(spec.template) if spec.template_text is None else spec.template_text
         self._spec, self._batch, self._generation = spec, batch, generation
-        self._prompter = Prompter(spec.template, source, spec.params)
+        self._prompter = prompter_of(spec)
         self._options = answer_options(spec)
         self._plan = Plan(counter, spec.map_reduce, spec.template, context_tokens, self._options.max_tokens)
         self._salt = f"{spec.name}\0{spec.fingerprint()}\0{generation}"
@@ -86,11 +98,13 @@ class BulkTask:
     def work(self, document: Document) -> Work[OutputRow]:
         """The jobs for a document, level after level, and its row."""
         spent = _Spent()
+        asking = self._levels(document, spent)
+        # thousands wait for their answers at a time, and their other columns may be wide
+        document = replace(document, text="", fields=self._kept(document))
         try:
-            ends = yield from self._levels(document, spent)
-        except (TemplateFailed, TooLong) as error:
-            code = "template_failed" if isinstance(error, TemplateFailed) else "too_many_levels"
-            return self._failed(document, code, str(error), spent)
+            ends = yield from asking
+        except (TemplateFailed, TooLong, NoRoom) as error:
+            return self._failed(document, _CODES[type(error)], str(error), spent)
         except InvalidJob as error:
             return self._failed(document, error.code, str(error), spent)
         return self._row(document, ends, spent)
@@ -106,7 +120,9 @@ class BulkTask:
         """All rounds of asking; the results of the last one, or the first that have failed."""
         whole = self._prompter.messages(document, document.text)
         if self._plan.surely_fits(sum(len(message.content.encode(errors="replace")) for message in whole)):
-            results = yield [self._job(document, whole, Place(), 0)]
+            jobs = [self._job(document, whole, Place(), 0)]
+            del document, whole
+            results = yield jobs
             spent.add(results[0].usage)
             return results
         empty = self._prompter.messages(document, ".", Place("map", 1, 2))
@@ -181,8 +197,11 @@ class BulkTask:
             metadata=self._metadata(document),
         )
 
+    def _kept(self, document: Document) -> dict[str, Any]:
+        return {name: document.fields[name] for name in self._spec.keep if name in document.fields}
+
     def _metadata(self, document: Document) -> dict[str, str]:
-        values = {name: document.fields[name] for name in self._spec.keep if name in document.fields}
+        values = self._kept(document)
         return {name: value if isinstance(value, str) else json.dumps(value) for name, value in values.items()}
 
 
@@ -203,15 +222,30 @@ def _with_json(row: OutputRow) -> OutputRow:
     text = row.text or ""
     fenced = _FENCE.match(text)
     try:
-        return row.model_copy(update={"output": json.loads(fenced.group(1) if fenced else text)})
-    except ValueError as error:
-        return _spoilt(row, f"the answer is not JSON: {error}")
+        output = decode(fenced.group(1) if fenced else text)
+    except (ValueError, RecursionError) as error:
+        return _spoilt(row, f"the answer is not JSON: {reason(error)}")
+    if not is_text(output):
+        return _spoilt(row, "the answer is not JSON: an escape is half of a surrogate pair")
+    made = row.model_copy(update={"output": output})
+    try:
+        same = OutputRow.model_validate_json(made.model_dump_json()) == made
+    except ValueError:
+        same = False
+    # what is in a file of the output must come out of it again
+    return made if same else _spoilt(row, "the answer cannot be kept: it is nested too deep, or has too large a number")
 
 
 def _with_label(row: OutputRow, labels: Sequence[Any]) -> OutputRow:
-    answer = (row.text or "").strip().strip(".\"'").casefold()
-    found = [label for label in labels if str(label).casefold() == answer]
+    answer = row.text or ""
+    found = [label for label in labels if str(label) == answer.strip()]
+    found = found or [label for label in labels if _bare(str(label)) == _bare(answer)]
     return row.model_copy(update={"output": found[0]}) if found else _spoilt(row, "the answer is none of the labels")
+
+
+def _bare(text: str) -> str:
+    """Without what a model writes around a label."""
+    return text.strip().strip(".\"'").casefold()
 
 
 def _spoilt(row: OutputRow, message: str) -> OutputRow:

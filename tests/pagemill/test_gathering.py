@@ -8,7 +8,7 @@ import pytest
 from redis import Redis
 
 from pagemill.bulk_client import BulkClient
-from pagemill.errors import ObjectStoreError
+from pagemill.errors import ObjectStoreError, ServerAway
 from tests.support.servers import MakeConsumer, a_job, wait_for
 
 
@@ -55,6 +55,37 @@ def test_what_had_ended_before_comes_at_once(client: BulkClient, consumer: MakeC
 
     assert [job.id] == [result.job_id for result in gathering.take(0.0).results]
     assert 0 == len(gathering)
+
+
+def test_what_came_before_the_server_went_away_is_given(
+    client: BulkClient, consumer: MakeConsumer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    Results that were read are not lost with the error of those that were to be read next.
+    """
+    monkeypatch.setattr("pagemill.gathering.CHUNK", 2)
+    worker = consumer()
+    gathering = client.gather()
+    accepted = client.submit_many([a_job() for _ in range(6)])
+    gathering.add(accepted)
+    worker.finish(*worker.pull(max_jobs=6))
+    pipeline, num_calls = gathering._pipeline, 0
+
+    def away_at_the_second(*commands: object) -> list[object]:
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls in (2, 3):
+            raise ServerAway("the server is away")
+        return pipeline(*commands)
+
+    gathering._pipeline = away_at_the_second
+    seen = [result.job_id for result in gathering.take(1.0).results]
+    assert 2 == len(seen)
+    with pytest.raises(ServerAway):
+        gathering.take(0.0)
+    seen += [result.job_id for result in gathering.take(0.0).results]
+
+    assert sorted(one.job_id for one in accepted) == sorted(seen)
 
 
 def test_what_the_queue_forgot_is_lost(client: BulkClient, redis: Redis, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,8 @@
 """Both object stores keep the same promises."""
 
 import errno
+import shutil
+import tracemalloc
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -134,6 +136,39 @@ def test_a_listing(store: ObjectStore) -> None:
     assert ["deep/er/x", "deep/y"] == [entry.name for entry in store.list("deep/")]
     assert ["deep/er/x", "deep/y", "deeper"] == [entry.name for entry in store.list("de")]
     assert [] == list(store.list("nothing/")) == list(store.list("x"))
+
+
+def test_a_listing_of_a_folder_that_changes(tmp_path: Path) -> None:
+    """
+    What is deleted while a folder is listed is left out, and nothing else is.
+    """
+    store = FileStore(tmp_path)
+    for name in ("a", "b", "c/d", "e/f", "g"):
+        store.put(name, b"")
+    found = store.list()
+    names = [next(found).name]
+
+    (tmp_path / "b").unlink()
+    shutil.rmtree(tmp_path / "c")
+    names += [entry.name for entry in found]
+
+    assert ["a", "e/f", "g"] == names
+
+
+def test_a_listing_of_many_files_holds_their_names_alone(tmp_path: Path) -> None:
+    """
+    A folder may have a million files.
+    """
+    for number in range(5000):
+        (tmp_path / f"document-{number:07d}.txt").touch()
+    store = FileStore(tmp_path)
+    tracemalloc.start()
+    num_found = sum(1 for _ in store.list())
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert 5000 == num_found
+    assert peak < 5000 * 150
 
 
 def test_a_listing_of_several_pages(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:

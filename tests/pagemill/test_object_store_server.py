@@ -161,6 +161,17 @@ def test_a_read_that_breaks_off_goes_on_where_it_was(store: ObjectStore, proxy: 
     assert [None, store.stat(url).etag, store.stat(url).etag] == [headers.get("If-Match") for headers in asked]
 
 
+def test_a_whole_object_that_breaks_off_goes_on_too(store: ObjectStore, proxy: S3Proxy) -> None:
+    """
+    Plans, records and answers are read whole, and a cut costs no more than it does a window; nothing is nothing.
+    """
+    data = noise(3_000_000)
+    url, empty = store.put("a", data), store.put("empty", b"")
+    proxy.cut(1_000_000, is_get)
+
+    assert (data, b"") == (store.get(url), store.get(empty))
+
+
 def test_a_read_that_breaks_off_while_the_object_changes(
     store: ObjectStore, proxy: S3Proxy, bucket: Seaweed, folder: str
 ) -> None:

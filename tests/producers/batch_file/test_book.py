@@ -42,6 +42,19 @@ def test_an_end_is_final(book: Book) -> None:
     assert [] == book.open_keys()
 
 
+def test_a_batch_may_be_added_again(book: Book) -> None:
+    """
+    A bucket's client makes a write again whose answer got lost: the batch is open all the same, once.
+    """
+    batch = a_batch()
+    key = ("acme", batch.id)
+
+    book.add(key, batch)
+    book.add(key, batch)
+
+    assert ([key], batch) == (book.open_keys(), book.read(key))
+
+
 def test_a_cancel_is_seen_whatever_the_runner_writes(book: Book) -> None:
     """
     The first cancel counts, and shows over the progress of a runner that has not heard of it.

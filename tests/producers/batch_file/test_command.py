@@ -133,6 +133,18 @@ def test_sigterm_stops_it_in_order(flags: list[str], tmp_path: Path) -> None:
     assert [f"line-{number}" for number in range(160)] == ids_of(read_lines(output))
 
 
+@pytest.mark.parametrize("flags", [["run", "i", "-o", "o", "--max-jobs", "0"], ["serve", "--batches", "-1"]])
+def test_a_limit_that_lets_nothing_through_is_refused(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """
+    With it a command would wait for ever.
+    """
+    with pytest.raises(SystemExit) as ended:
+        main(flags)
+
+    assert 2 == ended.value.code
+    assert "want 1 or more" in capsys.readouterr().err
+
+
 def test_the_help_is_the_programs_own() -> None:
     """
     What follows `batch run` is for the program that it starts.

@@ -37,6 +37,10 @@ def num_parts(folder: Path) -> int:
     return sum(1 for path in folder.rglob("parts/*") if not path.name.startswith("."))
 
 
+# counts are told once a second: so many take some seconds
+NUM_LINES = 4000
+
+
 def test_a_killed_run_loses_and_doubles_nothing(served_url: str, tmp_path: Path) -> None:
     """
     Killed twice at random: each line once, in order, and no job was run twice.
@@ -85,7 +89,7 @@ def test_another_server_goes_on_with_the_batch_of_a_killed_one(served_url: str, 
     """
     store = (tmp_path / "store").as_uri()
     files, batches = open_service(store, "default")
-    source = write_lines(tmp_path / "in.jsonl", (plain_line(number) for number in range(1000)))
+    source = write_lines(tmp_path / "in.jsonl", (plain_line(number) for number in range(NUM_LINES)))
     file = files.create("acme", filename="in.jsonl", purpose="batch", data=[source.read_bytes()])
     batch = batches.create("acme", input_file_id=file.id, endpoint="/v1/completions")
     with BulkClient(served_url) as client:
@@ -97,10 +101,10 @@ def test_another_server_goes_on_with_the_batch_of_a_killed_one(served_url: str, 
             wait_for(lambda: batches.get("acme", batch.id).completed_at, 60)
 
         record = batches.get("acme", batch.id)
-        assert (1000, 1000, 0) == tuple(record.request_counts.model_dump().values())
+        assert (NUM_LINES, NUM_LINES, 0) == tuple(record.request_counts.model_dump().values())
         lines = b"".join(files.read("acme", record.output_file_id or "")).splitlines()
-        assert [f"line-{number}" for number in range(1000)] == [json.loads(line)["custom_id"] for line in lines]
-        assert 1000 == client.stats().totals["accepted"] - accepted
+        assert [f"line-{number}" for number in range(NUM_LINES)] == [json.loads(line)["custom_id"] for line in lines]
+        assert NUM_LINES == client.stats().totals["accepted"] - accepted
 
 
 @pytest.mark.slow

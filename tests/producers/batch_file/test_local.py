@@ -1,6 +1,7 @@
 """A batch file from an input to an output in a folder."""
 
 import gzip
+import io
 import json
 from pathlib import Path
 
@@ -8,7 +9,9 @@ import pytest
 
 from pagemill.bulk_client import BulkClient
 from pagemill.errors import JobNotFound
+from pagemill.object_store import open_store
 from producers.batch_file.errors import BatchFileError, Rejected
+from producers.batch_file.local import spool
 from tests.producers.batch_file.conftest import RunFile
 from tests.support.batch_files import CHAT, chat_line, ids_of, plain_line, read_lines, write_lines
 
@@ -258,3 +261,17 @@ def test_an_output_stays_done_whatever_is_tried_on_it(run: RunFile, tmp_path: Pa
         run(other)
 
     assert first == run(source)
+
+
+def test_what_comes_by_a_pipe_is_told_apart_by_its_bytes(tmp_path: Path, output: Path) -> None:
+    """
+    The same bytes are one input, which stays as it is; others do not take its place under a run that has begun.
+    """
+    first = spool(io.BytesIO(b"one"), str(output))
+    store = open_store((tmp_path / "out.jsonl.batch").as_uri())
+    etag = store.stat(first).etag
+
+    other, again = spool(io.BytesIO(b"other"), str(output)), spool(io.BytesIO(b"one"), str(output))
+
+    assert (first, etag) == (again, store.stat(again).etag)
+    assert (b"one", b"other") == (store.get(first), store.get(other))

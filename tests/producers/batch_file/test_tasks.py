@@ -76,15 +76,12 @@ def test_jobs_are_bulk_work_of_the_tenant() -> None:
     assert ("bulk", "acme", "batch-1", 4096) == (job.lane, job.tenant, job.batch, job.options.max_tokens)
 
 
-@pytest.mark.parametrize(("late", "code"), [(False, "batch_cancelled"), (True, "batch_expired")])
-def test_jobs_that_were_ended_early_are_told_by_why(late: bool, code: str) -> None:
+@pytest.mark.parametrize(("status", "code"), [("cancelled", "batch_cancelled"), ("expired", "batch_expired")])
+def test_jobs_that_were_ended_early_are_told_by_why(status: str, code: str) -> None:
     """
-    A cancelled job is a cancelled line, unless it was cancelled since the time was over.
+    A line without a response says whether somebody cancelled it or the time was over.
     """
-    task = a_task()
-    task.late = late
-
-    told = finish(task, chat_line(0), status="cancelled")
+    told = finish(a_task(), chat_line(0), status=status)
 
     assert (None, code) == (told["response"], told["error"]["code"])
 

@@ -189,6 +189,37 @@ def test_a_rerun_that_was_stopped_goes_on(documents: Path, make_spec: MakeSpec, 
     assert ["done"] * 50 == [row.status for row in output_rows(spec.output)]
 
 
+def test_a_rerun_adds_to_what_was_paid_for(documents: Path, make_spec: MakeSpec, client: BulkClient) -> None:  # noqa: ARG001
+    """
+    Tokens of answers that were of no use are in the row's usage and the cost; the rate would be of another time.
+    """
+    # letters are no labels
+    spec = make_spec(
+        template="classify",
+        params={"labels": ["yes", "no"]},
+        structured=False,
+        completion_price=10.0,
+        rows_per_chunk=4,
+        max_jobs=4,
+    )
+    first = run_job(spec, client)
+    assert ({"invalid_answer": 50}, 50 * 8) == (first.errors, first.usage.completion_tokens)
+
+    with pytest.raises(Interrupted):
+        resume_job(spec.output, client, Stopper(3).hooks, failed=True)
+    half = look(spec.output, client)
+    again = resume_job(spec.output, client)
+
+    assert ("stopped", 0) == (half.state, half.chunks_done)
+    assert {"invalid_answer": 50} == again.errors
+    assert again.usage.completion_tokens >= 2 * 50 * 8
+    assert again.usage.completion_tokens == sum(row.usage.completion_tokens for row in output_rows(spec.output))
+    assert first.cost is not None
+    assert again.cost is not None
+    assert again.cost >= 2 * first.cost
+    assert (None, 1) == (again.tokens_per_s, again.generation)
+
+
 def test_a_cancelled_batch_ends_the_run(documents: Path, make_spec: MakeSpec, client: BulkClient) -> None:  # noqa: ARG001
     """
     Whoever cancels the batch stops the job; running it again goes on with a batch of its own.
@@ -225,6 +256,48 @@ def test_a_second_runner_is_told_of_the_first(
         run_job(spec, client)
 
     assert not Path(spec.output.removeprefix("file://")).exists()
+
+
+def test_an_output_is_the_same_however_it_is_named(
+    documents: Path,
+    make_spec: MakeSpec,
+    client: BulkClient,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """
+    A relative path, a whole one and a URL name one output: one runner, one batch, and a job that goes on anywhere.
+    """
+    monkeypatch.chdir(tmp_path)
+    spec = make_spec(input=documents.name, output="out", rows_per_chunk=4, max_jobs=4)
+    with pytest.raises(Interrupted):
+        run_job(spec, client, Stopper(5).hooks)
+    with OutputLease(client, (tmp_path / "out").as_uri()):
+        assert ["running"] * 3 == [
+            look(name, client).state for name in ("out", str(tmp_path / "out"), (tmp_path / "out").as_uri())
+        ]
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    whole = make_spec(input=str(documents), output=(tmp_path / "out").as_uri(), rows_per_chunk=4, max_jobs=4)
+
+    with pytest.raises(Interrupted):
+        resume_job(str(tmp_path / "out"), client, Stopper(2).hooks)
+    summary = run_job(whole, client)
+
+    assert (50, 0) == (summary.num_done, summary.num_failed)
+    assert [50] == [batch.total for batch in client.list_batches()]
+
+
+def test_a_job_that_cannot_work_leaves_no_plan(documents: Path, make_spec: MakeSpec, client: BulkClient) -> None:  # noqa: ARG001
+    """
+    What was forgotten can be added, and the same output be used.
+    """
+    with pytest.raises(SpecError, match=r"needs params\.labels"):
+        run_job(make_spec(template="classify"), client)
+
+    assert (
+        50 == run_job(make_spec(template="classify", params={"labels": ["a", "b"]}, structured=False), client).num_rows
+    )
 
 
 def test_broken_rows_are_rows_of_the_output(tmp_path: Path, make_spec: MakeSpec, client: BulkClient) -> None:

@@ -104,6 +104,7 @@ def test_what_fails_in_a_template_is_the_rows_fault(source: str, message: str) -
     [
         ("mine", "{% if %}", {}, "cannot be read at line 1"),
         ("classify", "x", {}, r"needs params\.labels"),
+        ("classify", "x", {"labels": "good,bad"}, r"params\.labels is 'good,bad': want a list"),
         ("extract", "x", {"schema": {}}, r"needs params\.schema"),
         ("mine", "x", {"text": 1}, "'text', which each document gives"),
     ],

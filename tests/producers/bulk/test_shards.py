@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pagemill.errors import ObjectNotFound
+from pagemill.file_store import FileWriter
 from pagemill.object_store import ObjectStore
 from producers.bulk.decoders import read_rows
 from producers.bulk.encoders import ShardFormat, parquet_schema
@@ -94,6 +95,23 @@ def test_a_shard_that_is_to_be_replaced(store: ObjectStore) -> None:
 
     assert (0, second) == (second.num_failed, read_shard(store, 0))
     assert [] == list(list_shards(store, kind="errors"))
+
+
+def test_errors_stay_until_their_shard_is_replaced(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    A rerun that ends just before its shard takes the old one's place leaves the old one's errors: they run again.
+    """
+    write_shard(store, 0, answers(10), errors=True)
+
+    def killed(writer: FileWriter) -> None:  # noqa: ARG001
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(FileWriter, "_name", killed)
+    with pytest.raises(KeyboardInterrupt):
+        write_shard(store, 0, answers(10, failed=False), errors=True, replace=True)
+
+    assert 3 == read_shard(store, 0).num_failed
+    assert [0] == [index for index, _ in list_shards(store, kind="errors")]
 
 
 @pytest.mark.parametrize("format", FORMATS)

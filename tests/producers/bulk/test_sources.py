@@ -9,6 +9,7 @@ import tracemalloc
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
+from itertools import islice
 from pathlib import Path
 
 import pyarrow as pa
@@ -19,8 +20,10 @@ import zstandard
 from pagemill.errors import ObjectChanged, SettingsError
 from producers.bulk.chunks import Chunk
 from producers.bulk.io_errors import SourceError
+from producers.bulk.planner import source_of
 from producers.bulk.rows import Document, RowFault
 from producers.bulk.sources import Source, open_source
+from producers.bulk.spec import BulkSpec
 
 Save = Callable[[Path, list[dict[str, object]]], Path]
 
@@ -406,7 +409,9 @@ def test_chunks_in_order_are_one_way_through_the_input(
     chunks = list(source.chunks(50))
     sizes = counted_ranges(source, monkeypatch)
 
-    read_all(source, chunks)
+    # as a job does, which counts rows and takes no more
+    for chunk in chunks:
+        assert chunk.num_rows == len(list(islice(source.read(chunk), chunk.num_rows)))
 
     assert sum(sizes) < 1.5 * path.stat().st_size + 70_000
 
@@ -432,6 +437,25 @@ def test_only_wanted_columns_of_a_table_are_fetched(table: Path, monkeypatch: py
 
     assert [Document(row, str(row), f"t{row}") for row in range(2000)] == found
     assert sum(sizes) < table.stat().st_size / 10
+
+
+@pytest.mark.parametrize(
+    ("fields", "share"), [({}, 0.1), ({"template": "m.j2", "template_text": "{{ fields.wide }}"}, 2)]
+)
+def test_a_job_fetches_the_columns_that_its_template_uses(
+    table: Path, monkeypatch: pytest.MonkeyPatch, fields: dict[str, str], share: float
+) -> None:
+    """
+    The templates that come along use the text; others may use any column.
+    """
+    source = source_of(BulkSpec.build({"input": str(table), "output": "o", **fields}))
+    sizes = counted_ranges(source, monkeypatch)
+
+    found = read_all(source, list(source.chunks(100)))
+
+    assert 2000 == len(found)
+    assert ("wide" in found[0].fields) == bool(fields)
+    assert sum(sizes) < table.stat().st_size * share
 
 
 def test_values_of_a_table_become_json(tmp_path: Path) -> None:
@@ -463,6 +487,21 @@ def test_values_of_a_table_become_json(tmp_path: Path) -> None:
         "nested": {"list": [{"at": "2026-01-01"}, None, {"at": "2026-01-02"}]},
         "no": None,
     } == item.fields
+
+
+def test_ids_of_a_table_that_become_text_come_again_too(tmp_path: Path) -> None:
+    """
+    A day is an id by the name that its row has, and the second one is a fault.
+    """
+    day = datetime.date(2026, 11, 30)
+    rows = [{"custom_id": day, "text": "a"}, {"custom_id": day, "text": "b"}]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "in.parquet")
+    source = open_source(str(tmp_path / "in.parquet"))
+
+    first, second = read_all(source, list(source.chunks(10)))
+
+    assert Document(0, "2026-11-30", "a") == first
+    assert ("2026-11-30", "duplicate_custom_id") == (second.custom_id, isinstance(second, RowFault) and second.code)
 
 
 def test_faults_of_a_table(tmp_path: Path) -> None:

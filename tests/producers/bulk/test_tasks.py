@@ -1,5 +1,6 @@
 """From documents to jobs and back to rows."""
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -139,6 +140,69 @@ def test_what_is_no_json_is_the_rows_error() -> None:
         row.output,
         row.text,
     )
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['"\\ud800"', "[" * 100_000, "[" * 220 + "]" * 220, "[" * 400 + "]" * 400, "NaN", "1e999"],
+    ids=["surrogate", "open", "deep", "deeper", "nan", "large"],
+)
+def test_json_that_cannot_be_kept_is_the_rows_error(text: str) -> None:
+    """
+    A model may write what no file of the output could hold: the row fails, the job goes on.
+    """
+    row = answered(task(template="extract", params={"schema": {"type": "object"}}), text)
+
+    assert ("failed", "invalid_answer", None) == (row.status, row.error and row.error.code, row.output)
+    assert row == OutputRow.model_validate_json(row.model_dump_json())
+
+
+@pytest.mark.parametrize(("text", "output"), [("U.S.", "U.S."), (" u.s\n", "U.S."), ("us", "us"), ("US", "US")])
+def test_a_label_is_found_as_it_is_written_first(text: str, output: str) -> None:
+    """
+    Labels may have marks of their own, and differ in nothing but their case.
+    """
+    labels = ["us", "US", "U.S."]
+
+    row = answered(task(template="classify", params={"labels": labels}, structured=False), text)
+
+    assert ("done", output) == (row.status, row.output)
+
+
+def test_a_document_that_waits_holds_no_columns_that_are_not_kept() -> None:
+    """
+    Thousands of documents may be in flight, however wide their rows are.
+    """
+
+    class Wide:
+        """Stands for megabytes."""
+
+    wide = Wide()
+    seen = weakref.ref(wide)
+    document = Document(0, "a", "text", {"wide": wide, "team": "red"})
+    work = task(keep=["team"]).work(document)
+
+    [job] = next(work)
+    del document, wide
+
+    assert seen() is None
+    with pytest.raises(StopIteration) as end:
+        work.send([Result(job_id=job.id, status="cancelled")])
+    assert {"team": "red"} == end.value.value.metadata
+
+
+def test_a_row_that_fills_its_prompt_fails_alone() -> None:
+    """
+    Where a template says a long column around each part, that row has no room for parts; others have.
+    """
+    one = task(template="mine", template_text="{{ fields.note }} {{ text }}", map_reduce={"mode": "reduce"})
+    text = "word " * 5000
+
+    with pytest.raises(StopIteration) as end:
+        next(one.work(Document(0, "a", text, {"note": "x" * 20_000})))
+
+    assert "no_room" == end.value.value.error.code
+    assert 1 < len(next(one.work(Document(1, "b", text, {"note": "x"}))))
 
 
 @pytest.mark.parametrize(("text", "output"), [("Good", "good"), ("'bad'.", "bad"), ("both", None)])
