@@ -20,6 +20,7 @@ from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from rich.console import Console
 
@@ -179,7 +180,16 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--max-tokens", type=_positive, default=4_000_000, help="most estimated tokens of them (4,000,000)"
     )
     run.add_argument("--json", action="store_true", help="print the summary as JSON")
-    serve = commands.add_parser(
+    serve = _add_serve(commands)
+    for one in (run, serve):
+        one.add_argument("--redis-url", help="the server, as redis://host:port/0")
+        one.add_argument("--queue", help="name of the queue")
+        one.add_argument("--object-store", help="where large payloads and results are")
+    return parser.parse_args(arguments)
+
+
+def _add_serve(commands: Any) -> argparse.ArgumentParser:
+    serve: argparse.ArgumentParser = commands.add_parser(
         "serve", help="run the batches of gateways", description="Run the batches that gateways take, until SIGTERM."
     )
     serve.set_defaults(command=_serve)
@@ -193,11 +203,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     serve.add_argument("--max-lines", type=_positive, default=50_000, help="of an input file; more fails (50,000)")
     serve.add_argument("--max-mb", type=_positive, default=200, help="of an input file, in MiB; more fails (200)")
     serve.add_argument("--ttl-s", type=_positive, help="seconds that outputs and batches are kept; else for ever")
-    for one in (run, serve):
-        one.add_argument("--redis-url", help="the server, as redis://host:port/0")
-        one.add_argument("--queue", help="name of the queue")
-        one.add_argument("--object-store", help="where large payloads and results are")
-    return parser.parse_args(arguments)
+    return serve
 
 
 def _positive(text: str) -> int:
