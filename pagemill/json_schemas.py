@@ -13,6 +13,7 @@ from itertools import combinations
 from math import inf
 from typing import Any, NoReturn, Self
 
+from pagemill.json_formats import PATTERNS
 from pagemill.regexes import json_pattern
 
 MAX_SCHEMA_BYTES = 64 * 1024
@@ -66,12 +67,17 @@ def check_json_schema(schema: dict[str, Any]) -> None:
 
 
 def with_json_patterns(schema: Any) -> Any:
-    """A schema that passed the check, with its patterns as they are matched inside JSON (regexes.json_pattern)."""
+    """
+    A schema that passed the check, as the library is to follow it: patterns as they are matched inside JSON
+    (regexes.json_pattern), and for some formats patterns as well.
+    """
     if not isinstance(schema, dict):
         return schema
     changed = dict(schema)
     if "pattern" in schema:
         changed["pattern"] = json_pattern(schema["pattern"])
+    if schema.get("format") in PATTERNS:
+        changed["pattern"] = json_pattern(PATTERNS[changed.pop("format")])
     for name in ("items", "additionalProperties"):
         if name in schema:
             changed[name] = with_json_patterns(schema[name])
