@@ -20,6 +20,7 @@ _WHY_NOT = {
     **dict.fromkeys("123456789k", "backreferences are not supported"),
 }
 _QUANTIFIERS = frozenset("*+?{")
+_SAFE = {"?": "{0,1}"}
 
 # characters, as pairs of the first and the last of a run
 Runs = list[tuple[int, int]]
@@ -55,14 +56,15 @@ def json_pattern(pattern: str) -> str:
     """
     The same for a string in JSON: it matches nothing that would have to be escaped there.
 
-    The library sees to that for some patterns and not for others.
+    The library sees to that for some patterns and not for others. Inside JSON it reads `(ab+)?` so that `b` matches,
+    but not `(ab+){0,1}`.
 
     Raises:
         ValueError: as `check_regex`; or a part of it could match nothing else.
     """
     texts, length = [], 0
     for part in _parts_of(pattern):
-        text = part if isinstance(part, str) else _class_of(part)
+        text = _SAFE.get(part, part) if isinstance(part, str) else _class_of(part)
         length += len(text)
         # at once: a short pattern may have thousands of large classes
         if length > MAX_JSON_PATTERN:
@@ -148,7 +150,8 @@ class _Reader:
                     self._refuse(f"nothing to repeat before {char!r}; a literal one is written \\{char}")
                 start = self._place
                 self._quantifier()
-                self.parts.append(self._pattern[start : self._place])
+                # a lazy one matches the same texts
+                self.parts.append(self._pattern[start] + self._pattern[start + 1 : self._place].removesuffix("?"))
                 repeatable = False
             else:
                 repeatable = self._item(char)
@@ -195,7 +198,6 @@ class _Reader:
         if self._pattern[self._place] == "{":
             self._bounds()
         self._place += 1
-        # a lazy one matches the same texts
         self._place += self._pattern.startswith("?", self._place)
 
     def _bounds(self) -> None:

@@ -213,7 +213,8 @@ def test_a_regular_expression_that_would_mean_something_else_is_refused(pattern:
 @pytest.mark.parametrize(
     ("pattern", "inside"),
     [
-        ("^(ab|c)*?$", "(?:[a][b]|[c])*?"),
+        ("^(ab|c)*?$", "(?:[a][b]|[c])*"),
+        ("a??b?c{0,2}?", "[a]{0,1}[b]{0,1}[c]{0,2}"),
         ('["x]', "[x]"),
         (r"[!\\A]{2}", r"[\u0021A]{2}"),
         (".", r"[\u0020-\u0021\u0023-\u005b\u005d-\u2027\u202a-\ud7ff\ue000-" + "\U0010ffff]"),
