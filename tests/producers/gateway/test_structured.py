@@ -1,4 +1,4 @@
-"""Answers bound to a schema, a regex or a choice: the official client, the gateway, and a real engine in its process."""
+"""Answers bound to a schema, a regex or a choice: the official client, the gateway, and a real engine."""
 
 import datetime
 import enum
