@@ -20,7 +20,9 @@ _WHY_NOT = {
     **dict.fromkeys("123456789k", "backreferences are not supported"),
 }
 _QUANTIFIERS = frozenset("*+?{")
-_SAFE = {"?": "{0,1}"}
+# matches nothing. Patterns of ASCII alone the library follows in a way of its own inside JSON, in which `b` matches
+# `(ab+)?`; this keeps it off that way
+_NOT_ASCII = "[é]{0}"
 
 # characters, as pairs of the first and the last of a run
 Runs = list[tuple[int, int]]
@@ -56,21 +58,20 @@ def json_pattern(pattern: str) -> str:
     """
     The same for a string in JSON: it matches nothing that would have to be escaped there.
 
-    The library sees to that for some patterns and not for others. Inside JSON it reads `(ab+)?` so that `b` matches,
-    but not `(ab+){0,1}`.
+    The library sees to that for some patterns and not for others.
 
     Raises:
         ValueError: as `check_regex`; or a part of it could match nothing else.
     """
     texts, length = [], 0
     for part in _parts_of(pattern):
-        text = _SAFE.get(part, part) if isinstance(part, str) else _class_of(part)
+        text = part if isinstance(part, str) else _class_of(part)
         length += len(text)
         # at once: a short pattern may have thousands of large classes
         if length > MAX_JSON_PATTERN:
             raise ValueError(f"regex with all its classes has more than {MAX_JSON_PATTERN:,} characters")
         texts.append(text)
-    return "".join(texts)
+    return "".join([*texts, _NOT_ASCII])
 
 
 def _parts_of(pattern: str) -> "list[str | Runs]":
