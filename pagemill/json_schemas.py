@@ -22,6 +22,8 @@ MAX_SCHEMA_DEPTH = 64
 MAX_COUNT = 100_000
 # each of them is compared with each other
 MAX_ONE_OF = 128
+# of one object: any of them may come next, which takes the library a second for so many, and a minute for 2,000
+MAX_OPTIONAL = 512
 MAX_MULTIPLE = 1024
 # integers of the library
 _INT_BOUND = 2**63
@@ -202,6 +204,9 @@ class _Checker:
         missing = set(required) - properties.keys()
         if missing:
             _refuse(place, f"required names {_words(missing)}, which properties does not have")
+        optional = properties.keys() - set(required)
+        if len(optional) > MAX_OPTIONAL:
+            _refuse(place, f"{len(optional):,} properties are not required: want up to {MAX_OPTIONAL}, require others")
 
     def _resolve(self, schema: Any, place: str) -> Any:
         """What a schema is behind its references."""

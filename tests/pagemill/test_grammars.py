@@ -8,7 +8,7 @@ import pytest
 
 from pagemill.errors import InvalidJob
 from pagemill.grammars import MAX_CHOICES, check_grammar
-from pagemill.json_schemas import MAX_ONE_OF, check_json_schema, with_json_patterns
+from pagemill.json_schemas import MAX_ONE_OF, MAX_OPTIONAL, check_json_schema, with_json_patterns
 from pagemill.regexes import MAX_REGEX_BYTES, check_regex, json_pattern
 
 INTEGER = {"type": "integer"}
@@ -259,6 +259,16 @@ def test_a_class_of_thousands_of_runs_is_one_pass() -> None:
     # it ends where it is too long, not where the last class has been written
     with pytest.raises(ValueError, match="more than 65,536"):
         json_pattern(r"\S" * 8000)
+
+
+def test_properties_that_may_be_left_out_are_bounded() -> None:
+    """
+    They are what a grammar takes long to compile for; required ones are not.
+    """
+    properties = {f"p{index}": {} for index in range(MAX_OPTIONAL + 100)}
+    check_json_schema({"properties": properties, "required": [f"p{index}" for index in range(100)]})
+    with pytest.raises(ValueError, match="want up to 512"):
+        check_json_schema({"properties": properties, "required": ["p0"]})
 
 
 def test_a_one_of_is_compared_with_itself_within_bounds() -> None:
