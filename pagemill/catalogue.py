@@ -31,13 +31,13 @@ class ModelFacts:
 
 
 class Catalogue:
-    """Asks on behalf of all callers of one event loop, and one at a time."""
+    """Asks on behalf of all callers of one event loop: those who come meanwhile share the answer, or the error."""
 
     def __init__(self, client: AsyncClient) -> None:
         self._client = client
         self._facts: dict[str, ModelFacts] = {}
         self._read_at: float | None = None
-        self._lock = asyncio.Lock()
+        self._reading: asyncio.Task[None] | None = None
 
     async def models(self, *, fresh_s: float = FRESH_S) -> Mapping[str, ModelFacts]:
         """
@@ -46,11 +46,12 @@ class Catalogue:
         Raises:
             QueueUnavailable: the server cannot be reached.
         """
-        async with self._lock:
-            if self._read_at is None or time.monotonic() - self._read_at > fresh_s:
-                self._facts = await self._read()
-                self._read_at = time.monotonic()
-            return self._facts
+        if self._read_at is None or time.monotonic() - self._read_at > fresh_s:
+            if self._reading is None or self._reading.done():
+                self._reading = asyncio.create_task(self._refresh())
+            # one caller that leaves takes it from no other
+            await asyncio.shield(self._reading)
+        return self._facts
 
     async def find(self, name: str) -> ModelFacts:
         """
@@ -63,6 +64,10 @@ class Catalogue:
         if name not in facts:
             raise UnknownModel(f"the model {name[:200]!r} does not exist")
         return facts[name]
+
+    async def _refresh(self) -> None:
+        self._facts = await self._read()
+        self._read_at = time.monotonic()
 
     async def _read(self) -> dict[str, ModelFacts]:
         [table] = await self._client._pipeline(("HGETALL", MODELS))

@@ -8,16 +8,22 @@ they say; all else is refused here, by its place.
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from itertools import combinations
 from math import inf
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
+from pagemill.json_formats import PATTERNS
 from pagemill.regexes import json_pattern
 
 MAX_SCHEMA_BYTES = 64 * 1024
 # arrays and objects inside each other, in the schema's own JSON
 MAX_SCHEMA_DEPTH = 64
 MAX_COUNT = 100_000
+# each of them is compared with each other
+MAX_ONE_OF = 128
+# of one object: any of them may come next, which takes the library a second for so many, and a minute for 2,000
+MAX_OPTIONAL = 512
 MAX_MULTIPLE = 1024
 # integers of the library
 _INT_BOUND = 2**63
@@ -63,12 +69,17 @@ def check_json_schema(schema: dict[str, Any]) -> None:
 
 
 def with_json_patterns(schema: Any) -> Any:
-    """A schema that passed the check, with its patterns as they are matched inside JSON (regexes.json_pattern)."""
+    """
+    A schema that passed the check, as the library is to follow it: patterns as they are matched inside JSON
+    (regexes.json_pattern), and for some formats patterns as well.
+    """
     if not isinstance(schema, dict):
         return schema
     changed = dict(schema)
     if "pattern" in schema:
         changed["pattern"] = json_pattern(schema["pattern"])
+    if schema.get("format") in PATTERNS:
+        changed["pattern"] = json_pattern(PATTERNS[changed.pop("format")])
     for name in ("items", "additionalProperties"):
         if name in schema:
             changed[name] = with_json_patterns(schema[name])
@@ -96,8 +107,9 @@ class _Checker:
                 _refuse(place, f"$ref is {target!r}: want a schema of this document, such as '#/$defs/name'")
             self._resolve(root if place == "#" else self._schemas[place], place)
         for place, branches in self._one_ofs.items():
-            for one, other in combinations(branches, 2):
-                if not self._disjoint(one, other):
+            marks = [_Marks.of(self._resolve(branch, "#")) for branch in branches]
+            for one, other in combinations(marks, 2):
+                if not one.excludes(other):
                     _refuse(place, "oneOf of schemas that one value may satisfy both is not supported: use anyOf")
 
     def _schema(self, schema: Any, place: str) -> None:
@@ -141,6 +153,8 @@ class _Checker:
                 _refuse(place, "allOf of several schemas is not supported: merge them")
             self._all({str(index): branch for index, branch in enumerate(branches)}, f"{place}/{keyword}")
             if keyword == "oneOf":
+                if len(branches) > MAX_ONE_OF:
+                    _refuse(place, f"oneOf has {len(branches):,} schemas: want up to {MAX_ONE_OF}, or enum, or anyOf")
                 self._one_ofs[place] = branches
 
     def _typed(self, schema: dict[str, Any], said: set[str], place: str) -> None:
@@ -190,6 +204,9 @@ class _Checker:
         missing = set(required) - properties.keys()
         if missing:
             _refuse(place, f"required names {_words(missing)}, which properties does not have")
+        optional = properties.keys() - set(required)
+        if len(optional) > MAX_OPTIONAL:
+            _refuse(place, f"{len(optional):,} properties are not required: want up to {MAX_OPTIONAL}, require others")
 
     def _resolve(self, schema: Any, place: str) -> Any:
         """What a schema is behind its references."""
@@ -202,26 +219,42 @@ class _Checker:
             schema = self._schemas.get(target, True)
         return schema
 
-    def _disjoint(self, one: Any, other: Any) -> bool:
+
+@dataclass(frozen=True, slots=True)
+class _Marks:
+    """
+    What tells the values of a schema from those of others.
+
+    Args:
+        values: All that there are, each as JSON; None where they are not listed.
+        types: Empty where the schema does not say.
+        tags: By required property of an object, the values that it may have.
+    """
+
+    values: frozenset[str] | None = None
+    types: frozenset[str] = frozenset()
+    tags: Mapping[str, frozenset[str]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, schema: Any) -> Self:
+        if schema is True:
+            return cls()
+        types = frozenset(_wide_types(schema))
+        tags = {}
+        if types == {"object"}:
+            for name in set(schema.get("required", [])):
+                if (values := _values_of(schema["properties"][name])) is not None:
+                    tags[name] = frozenset(values)
+        values = _values_of(schema)
+        return cls(frozenset(values) if values is not None else None, types, tags)
+
+    def excludes(self, other: "_Marks") -> bool:
         """Whether it is plain that no value satisfies both."""
-        one, other = self._resolve(one, "#"), self._resolve(other, "#")
-        if one is True or other is True:
-            return False
-        values, other_values = _values_of(one), _values_of(other)
-        if values is not None and other_values is not None:
-            return values.isdisjoint(other_values)
-        types, other_types = _wide_types(one), _wide_types(other)
-        if types and other_types and types.isdisjoint(other_types):
+        if self.values is not None and other.values is not None:
+            return self.values.isdisjoint(other.values)
+        if self.types and other.types and self.types.isdisjoint(other.types):
             return True
-        if types != {"object"} or other_types != {"object"}:
-            return False
-        shared = set(one.get("required", [])) & set(other.get("required", []))
-        return any(
-            (mine := _values_of(one["properties"][name])) is not None
-            and (theirs := _values_of(other["properties"][name])) is not None
-            and mine.isdisjoint(theirs)
-            for name in shared
-        )
+        return any(self.tags[name].isdisjoint(other.tags[name]) for name in self.tags.keys() & other.tags.keys())
 
 
 def _check_string(schema: dict[str, Any], place: str) -> None:

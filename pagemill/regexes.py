@@ -20,6 +20,9 @@ _WHY_NOT = {
     **dict.fromkeys("123456789k", "backreferences are not supported"),
 }
 _QUANTIFIERS = frozenset("*+?{")
+# matches nothing. Patterns of ASCII alone the library follows in a way of its own inside JSON, in which `b` matches
+# `(ab+)?`; this keeps it off that way
+_NOT_ASCII = "[é]{0}"
 
 # characters, as pairs of the first and the last of a run
 Runs = list[tuple[int, int]]
@@ -48,10 +51,7 @@ def check_regex(pattern: str) -> None:
     Raises:
         ValueError: where and why no worker can follow it; positions count characters from 0.
     """
-    num_bytes = len(pattern.encode(errors="replace"))
-    if num_bytes > MAX_REGEX_BYTES:
-        raise ValueError(f"regex has {num_bytes:,} bytes: want no more than {MAX_REGEX_BYTES:,}")
-    _Reader(pattern).read()
+    _parts_of(pattern)
 
 
 def json_pattern(pattern: str) -> str:
@@ -63,13 +63,24 @@ def json_pattern(pattern: str) -> str:
     Raises:
         ValueError: as `check_regex`; or a part of it could match nothing else.
     """
-    check_regex(pattern)
+    texts, length = [], 0
+    for part in _parts_of(pattern):
+        text = part if isinstance(part, str) else _class_of(part)
+        length += len(text)
+        # at once: a short pattern may have thousands of large classes
+        if length > MAX_JSON_PATTERN:
+            raise ValueError(f"regex with all its classes has more than {MAX_JSON_PATTERN:,} characters")
+        texts.append(text)
+    return "".join([*texts, _NOT_ASCII])
+
+
+def _parts_of(pattern: str) -> "list[str | Runs]":
+    num_bytes = len(pattern.encode(errors="replace"))
+    if num_bytes > MAX_REGEX_BYTES:
+        raise ValueError(f"regex has {num_bytes:,} bytes: want no more than {MAX_REGEX_BYTES:,}")
     reader = _Reader(pattern)
     reader.read()
-    text = "".join(part if isinstance(part, str) else _class_of(part) for part in reader.parts)
-    if len(text) > MAX_JSON_PATTERN:
-        raise ValueError(f"regex with all its classes has {len(text):,} characters: want up to {MAX_JSON_PATTERN:,}")
-    return text
+    return reader.parts
 
 
 def _class_of(runs: Runs) -> str:
@@ -84,12 +95,36 @@ def _char(code: int) -> str:
 
 
 def _without(runs: Runs, others: Runs) -> Runs:
-    """The characters of some runs that are in none of others; ascending."""
-    for first, last in others:
-        left = ((low, min(high, first - 1)) for low, high in runs)
-        right = ((max(low, last + 1), high) for low, high in runs)
-        runs = [(low, high) for low, high in (*left, *right) if low <= high]
-    return sorted(set(runs))
+    """The characters of some runs that are in none of others; ascending, and linear in their number."""
+    left: Runs = []
+    holes = [*_merged(others), (_LAST + 1, _LAST + 1)]
+    place = 0
+    for low, high in _merged(runs):
+        while holes[place][1] < low:
+            place += 1
+        # the last hole may reach into the next run, so it is not passed here
+        while holes[place][0] <= high:
+            first, last = holes[place]
+            if low < first:
+                left.append((low, first - 1))
+            low = last + 1
+            if last > high:
+                break
+            place += 1
+        if low <= high:
+            left.append((low, high))
+    return left
+
+
+def _merged(runs: Runs) -> Runs:
+    """The same characters in runs that do not touch, ascending."""
+    merged: Runs = []
+    for low, high in sorted(runs):
+        if merged and low <= merged[-1][1] + 1:
+            merged[-1] = merged[-1][0], max(merged[-1][1], high)
+        else:
+            merged.append((low, high))
+    return merged
 
 
 def _all_but(runs: Runs) -> Runs:
@@ -116,7 +151,8 @@ class _Reader:
                     self._refuse(f"nothing to repeat before {char!r}; a literal one is written \\{char}")
                 start = self._place
                 self._quantifier()
-                self.parts.append(self._pattern[start : self._place])
+                # a lazy one matches the same texts
+                self.parts.append(self._pattern[start] + self._pattern[start + 1 : self._place].removesuffix("?"))
                 repeatable = False
             else:
                 repeatable = self._item(char)
@@ -163,7 +199,6 @@ class _Reader:
         if self._pattern[self._place] == "{":
             self._bounds()
         self._place += 1
-        # a lazy one matches the same texts
         self._place += self._pattern.startswith("?", self._place)
 
     def _bounds(self) -> None:

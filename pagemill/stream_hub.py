@@ -13,11 +13,12 @@ small part of the work.
 import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from pagemill.async_client import AsyncClient
 from pagemill.calls import in_chunks
-from pagemill.client_core import CHUNK, POLL_S, TextCursor, not_found
+from pagemill.client_core import CHUNK, POLL_S, TextCursor, not_found, reference_in
 from pagemill.errors import PagemillError, ServerAway, WaitTimeout
 from pagemill.keys import QueueKeys
 from pagemill.messages import TokenDelta
@@ -33,6 +34,9 @@ PAUSE_A_STREAM_S = 10e-6
 # callers of one reader
 MAX_WATCHES = 256
 
+# items that a caller may leave lying before texts are joined
+MAX_APART = 64
+
 # callers that ask at a time which queue their job is in
 MAX_ASKING = 8
 
@@ -40,6 +44,37 @@ MAX_ASKING = 8
 AWAY_S = 15.0
 
 Item = TokenDelta | Result
+
+
+class _Mailbox:
+    """What a caller has not taken yet: of one who is slow, the texts of an answer become one."""
+
+    def __init__(self) -> None:
+        self._items: list[Item | PagemillError] = []
+        # by answer, the place of its newest text
+        self._newest: dict[int, int] = {}
+        self._some = asyncio.Event()
+
+    def put(self, item: Item | PagemillError) -> None:
+        place = self._newest.get(item.index) if isinstance(item, TokenDelta) else None
+        if place is not None and len(self._items) >= MAX_APART:
+            self._items[place] = _joined(self._items[place], item)
+            return
+        if isinstance(item, TokenDelta):
+            self._newest[item.index] = len(self._items)
+        self._items.append(item)
+        self._some.set()
+
+    async def take(self) -> "list[Item | PagemillError]":
+        """All that there is, at least one."""
+        await self._some.wait()
+        taken, self._items, self._newest = self._items, [], {}
+        self._some.clear()
+        return taken
+
+
+def _joined(one: Any, other: Any) -> TokenDelta:
+    return TokenDelta(one.index, one.offset, one.text + other.text, other.num_tokens)
 
 
 class _Watch:
@@ -50,19 +85,19 @@ class _Watch:
         self.cursor = TextCursor(offsets)
         # without them the end alone is awaited
         self.tokens = tokens
-        self.items: asyncio.Queue[Item | PagemillError] = asyncio.Queue()
+        self.items = _Mailbox()
 
     def feed(self, entries: Sequence[tuple[bytes, Mapping[bytes, bytes]]]) -> bool:
         """Pass new text on; True at the last entry."""
         for delta in self.cursor.feed(entries):
-            self.items.put_nowait(delta)
+            self.items.put(delta)
         return self.cursor.ended
 
     def end(self, result: Result) -> None:
         if self.tokens:
             for delta in self.cursor.rest(result):
-                self.items.put_nowait(delta)
-        self.items.put_nowait(result)
+                self.items.put(delta)
+        self.items.put(result)
 
 
 class StreamHub:
@@ -83,7 +118,7 @@ class StreamHub:
 
     async def close(self) -> None:
         """Stop reading; whoever still follows is left waiting."""
-        tasks = [reader.task for readers in self._readers.values() for reader in readers]
+        tasks = [task for readers in self._readers.values() for reader in readers for task in reader.tasks]
         self._readers.clear()
         # a cancel that meets a reply just read can get lost inside the Redis client: ask until all have ended
         while running := [task for task in tasks if not task.done()]:
@@ -120,15 +155,15 @@ class StreamHub:
         reader.join(watch)
         # one timer for all of it: one for each item is a good part of what an item costs
         late = WaitTimeout(f"job {job_id} has not ended in time; it goes on")
-        timer = wait_s is not None and asyncio.get_running_loop().call_later(wait_s, watch.items.put_nowait, late)
+        timer = wait_s is not None and asyncio.get_running_loop().call_later(wait_s, watch.items.put, late)
         try:
             while True:
-                item = await watch.items.get()
-                if isinstance(item, PagemillError):
-                    raise item
-                yield item
-                if isinstance(item, Result):
-                    return
+                for item in await watch.items.take():
+                    if isinstance(item, PagemillError):
+                        raise item
+                    yield item
+                    if isinstance(item, Result):
+                        return
         finally:
             if timer:
                 timer.cancel()
@@ -162,7 +197,13 @@ class _Reader:
         self._some = asyncio.Event()
         # behind which event of the queue the next read begins; None where nobody awaits an end alone
         self._event: str | None = None
+        # jobs that have ended and whose results are being read from the store
+        self._ending: dict[str, asyncio.Task[None]] = {}
         self.task = asyncio.create_task(self._run())
+
+    @property
+    def tasks(self) -> "list[asyncio.Task[None]]":
+        return [self.task, *self._ending.values()]
 
     def join(self, watch: _Watch) -> None:
         self._watches.setdefault(watch.job_id, []).append(watch)
@@ -265,21 +306,34 @@ class _Reader:
         for chunk in in_chunks(sorted(job_ids), CHUNK):
             records, known = await self._client._look_many(self._keys, chunk)
             for job_id, record, there in zip(chunk, records, known, strict=True):
-                if record is not None:
-                    try:
-                        result = await self._client._read_result(record)
-                    except PagemillError as error:
-                        self._fail([job_id], error)
-                        continue
-                    for watch in self._taken(job_id):
-                        watch.end(result)
-                elif not there:
-                    self._fail([job_id], not_found(job_id))
+                if record is None:
+                    if not there:
+                        self._fail([job_id], not_found(job_id))
+                elif reference_in(record) is None:
+                    await self._end(job_id, record)
+                elif job_id not in self._ending:
+                    # beside: a store that is slow, or away, holds up nobody else
+                    task = self._ending[job_id] = asyncio.create_task(self._end(job_id, record))
+                    task.add_done_callback(partial(self._has_ended, job_id))
+
+    def _has_ended(self, job_id: str, task: "asyncio.Task[None]") -> None:  # noqa: ARG002  callbacks get it
+        del self._ending[job_id]
+
+    async def _end(self, job_id: str, record: bytes) -> None:
+        try:
+            result = await self._client._read_result(record)
+        except PagemillError as error:
+            self._fail([job_id], error)
+        except Exception as error:
+            self._fail([job_id], PagemillError(f"the result cannot be read: {error!r}"))
+        else:
+            for watch in self._taken(job_id):
+                watch.end(result)
 
     def _fail(self, job_ids: Sequence[str], error: PagemillError) -> None:
         for job_id in job_ids:
             for watch in self._taken(job_id):
-                watch.items.put_nowait(error)
+                watch.items.put(error)
 
     def _taken(self, job_id: str) -> list[_Watch]:
         watches = self._watches.pop(job_id, [])

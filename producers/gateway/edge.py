@@ -67,9 +67,10 @@ class Edge:
 
 
 def _route(scope: Scope) -> str:
-    """The path as routes write it, so that ids in paths make no new label."""
+    """The path as routes write it, so that ids in paths, and methods that callers make up, are no new label."""
     route: Any = scope.get("route")
-    return f"{scope['method']} {route.path}" if route is not None else "unknown"
+    known = route is not None and scope["method"] in (route.methods or ())
+    return f"{scope['method']} {route.path}" if known else "unknown"
 
 
 async def _answer(error: ApiError, send: Send) -> None:

@@ -27,6 +27,9 @@ R = TypeVar("R", bound=Sampling)
 # how long an answer can be asked for again under its idempotency key
 RESULT_TTL_S = 3600
 
+# how much longer than its job may take a client may read
+READ_S = 120.0
+
 router = APIRouter()
 
 
@@ -111,7 +114,12 @@ async def _serve(
         events = generation.events(chunks)
         first = await unless_gone(request.receive, _first(events))
         streams = True
-        return EventStream(_chained(first, events), on_close=generation.close, on_gone=gateway.metrics.gone.inc)
+        return EventStream(
+            _chained(first, events),
+            most_s=gateway.settings.timeout_s + READ_S,
+            on_close=generation.close,
+            on_gone=gateway.metrics.gone.inc,
+        )
     finally:
         if not streams:
             generation.close()

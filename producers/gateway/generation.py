@@ -22,6 +22,9 @@ PATIENCE_S = 10.0
 # what keeps proxies from closing a stream that waits
 KEEP_ALIVE = b": waiting\n\n"
 
+# parts of a stream that wait for a client that reads slowly; the text behind them is joined (stream_hub.py)
+MAX_UNREAD = 64
+
 # how long a job that nobody waits for any more is watched for what it took
 AFTERMATH_S = 120.0
 
@@ -109,7 +112,7 @@ class Generation:
         Raises:
             ApiError: before the first event; after it the error is the last event.
         """
-        queue: asyncio.Queue[bytes | ApiError | None] = asyncio.Queue()
+        queue: asyncio.Queue[bytes | ApiError | None] = asyncio.Queue(MAX_UNREAD)
         self._tasks = [asyncio.create_task(self._follow(place, chunks, queue)) for place in range(len(self._ids))]
         num_open, begun = len(self._tasks), False
         reminder = _Reminder(queue)
@@ -138,21 +141,21 @@ class Generation:
             async for item in self._gateway.hub.follow(self._ids[place], wait_s=self._wait_s):
                 if isinstance(item, Result):
                     self._results[place] = item
-                    queue.put_nowait(b"".join(chunks.end(place, item)))
+                    await queue.put(b"".join(chunks.end(place, item)))
                     continue
                 if first and place == 0:
                     waited_s = time.monotonic() - self._began
                     self._gateway.metrics.first_token.labels(self._route).observe(waited_s)
                 first = False
-                queue.put_nowait(chunks.text(place, item))
-            queue.put_nowait(None)
+                await queue.put(chunks.text(place, item))
+            await queue.put(None)
         except PagemillError as error:
-            queue.put_nowait(of_pagemill(error))
+            await queue.put(of_pagemill(error))
         except ApiError as error:
-            queue.put_nowait(error)
+            await queue.put(error)
         except Exception:
             log.exception("a stream failed: job=%s", self._ids[place])
-            queue.put_nowait(ApiError(500, "the gateway failed", code="internal_error"))
+            await queue.put(ApiError(500, "the gateway failed", code="internal_error"))
 
     @property
     def _wait_s(self) -> float:
@@ -188,18 +191,37 @@ class Generation:
             prompt, answer = sum(one.prompt_tokens for one in used), sum(one.completion_tokens for one in used)
             self._gateway.metrics.tokens.labels("prompt").inc(prompt)
             self._gateway.metrics.tokens.labels("completion").inc(answer)
-            await self._gateway.limiter.settle(ticket, prompt + answer)
+            # where it is not known what a job took, the estimate stays charged: a bucket fills again, a day ends
+            if len(self._results) == len(self._ids):
+                await self._gateway.limiter.settle(ticket, prompt + answer)
         except PagemillError as error:
-            # the estimate stays charged: a bucket fills again, a day ends
             log.warning("a request was not settled: %s", error)
 
     async def _await_the_rest(self) -> None:
-        """Cancel the jobs that nobody waits for, and see what they took."""
-        for place, job_id in enumerate(self._ids):
-            if place in self._results or self._jobs[place].idempotency_key is not None:
-                continue
-            if await self._gateway.client.cancel(job_id) in TERMINAL_STATES or not self._gateway.stopping:
-                self._results[place] = await self._gateway.hub.result(job_id, wait_s=AFTERMATH_S)
+        """Cancel the jobs that nobody waits for, and see what they took; those that go on are waited for as well."""
+        left = [place for place in range(len(self._ids)) if place not in self._results]
+        # all at first: none of them runs on until another has ended
+        ending = [place for place in left if await self._is_ending(place)]
+        outcomes = await asyncio.gather(
+            *(self._gateway.hub.result(self._ids[place], wait_s=AFTERMATH_S) for place in ending),
+            return_exceptions=True,
+        )
+        for place, outcome in zip(ending, outcomes, strict=True):
+            if isinstance(outcome, Result):
+                self._results[place] = outcome
+            else:
+                log.warning("a request was not settled: job=%s %s", self._ids[place], outcome)
+
+    async def _is_ending(self, place: int) -> bool:
+        """Cancel a job that may be; whether its result is worth waiting for."""
+        gateway = self._gateway
+        if self._jobs[place].idempotency_key is not None:
+            return not gateway.stopping
+        try:
+            return await gateway.client.cancel(self._ids[place]) in TERMINAL_STATES or not gateway.stopping
+        except PagemillError as error:
+            log.warning("a job was not cancelled: job=%s %s", self._ids[place], error)
+            return False
 
 
 async def _parts(queue: "asyncio.Queue[bytes | ApiError | None]") -> list[bytes | ApiError | None]:
@@ -226,6 +248,8 @@ class _Reminder:
     def _look(self) -> None:
         # looked at now and then: a timer for each event is a good part of what an event costs
         if self._loop.time() >= self.heard_at + PATIENCE_S:
-            self._queue.put_nowait(KEEP_ALIVE)
+            # one that is full waits for its client, and not for text
+            if not self._queue.full():
+                self._queue.put_nowait(KEEP_ALIVE)
             self.heard_at = self._loop.time()
         self._timer = self._loop.call_at(self.heard_at + PATIENCE_S, self._look)

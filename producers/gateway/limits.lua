@@ -8,7 +8,8 @@
 --          two days
 -- ARGV     1 "take" or "settle"   2 requests a minute   3 tokens a minute   4 tokens a day; 0 for no limit
 --          5 tokens of the day   6 tokens of the bucket: what to take, or for "settle" what was used less that
--- Returns  {1, 0, ""} where it passes, else {0, milliseconds to wait, what ran out}
+--          7 for "settle" the day that was charged: what is left of the estimate is given back to no other
+-- Returns  {1, 0, "", today} where it passes, else {0, milliseconds to wait, what ran out, today}
 
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -31,19 +32,21 @@ end
 if ARGV[1] == 'settle' then
   -- a debt of a minute at most: an estimate that was far too small does not shut a caller out
   tk = math.max(-tpm, math.min(tpm, tk - of_bucket))
-  used = math.max(0, used + of_day)
+  if tonumber(ARGV[7]) == today then
+    used = math.max(0, used + of_day)
+  end
   keep()
-  return { 1, 0, '' }
+  return { 1, 0, '', today }
 end
 
 if tpd > 0 and used >= tpd then
-  return { 0, (today + 1) * 86400000 - now, 'tokens_per_day' }
+  return { 0, (today + 1) * 86400000 - now, 'tokens_per_day', today }
 elseif rpm > 0 and rq < 1 then
-  return { 0, math.ceil((1 - rq) * 60000 / rpm), 'requests_per_minute' }
+  return { 0, math.ceil((1 - rq) * 60000 / rpm), 'requests_per_minute', today }
 elseif tpm > 0 and tk < of_bucket then
-  return { 0, math.ceil((of_bucket - tk) * 60000 / tpm), 'tokens_per_minute' }
+  return { 0, math.ceil((of_bucket - tk) * 60000 / tpm), 'tokens_per_minute', today }
 end
 rq, used = math.max(0, rq - 1), used + of_day
 tk = tpm > 0 and tk - of_bucket or 0
 keep()
-return { 1, 0, '' }
+return { 1, 0, '', today }

@@ -11,9 +11,8 @@ from hashlib import sha1
 from importlib.resources import files
 from typing import Any
 
-from redis.asyncio import Redis as AsyncRedis
-
-from pagemill.scripts import Call, Script, run_async
+from pagemill.async_client import AsyncClient
+from pagemill.scripts import Call, Script
 from producers.gateway.api_keys import ApiKey
 from producers.openai_api.errors import ApiError
 
@@ -34,6 +33,8 @@ class Ticket:
     estimate: int
     # tokens that its bucket gave for the estimate
     taken: int
+    # since 1970, that is charged
+    day: int
 
 
 class OverLimit(ApiError):
@@ -49,8 +50,8 @@ class OverLimit(ApiError):
 class Limiter:
     """Asks the server before a request and tells it after."""
 
-    def __init__(self, redis: AsyncRedis) -> None:
-        self._redis = redis
+    def __init__(self, client: AsyncClient) -> None:
+        self._client = client
 
     async def take(self, key: ApiKey, estimate: int) -> Ticket:
         """
@@ -63,28 +64,28 @@ class Limiter:
             OverLimit: not now.
             QueueUnavailable: the server cannot be reached.
         """
-        ticket = Ticket(key, estimate, min(estimate, key.tokens_per_minute or estimate))
+        taken, day = min(estimate, key.tokens_per_minute or estimate), 0
         if key.is_limited:
-            passes, wait_ms, limit = await run_async(self._redis, _call("take", key, estimate, ticket.taken))
+            passes, wait_ms, limit, day = await self._client._run(_call("take", key, estimate, taken))
             if not passes:
                 raise OverLimit(limit, max(1.0, wait_ms / 1000))
-        return ticket
+        return Ticket(key, estimate, taken, day)
 
     async def settle(self, ticket: Ticket, used: int) -> None:
         """Put what a request took in place of its estimate."""
         key = ticket.key
         if key.tokens_per_minute or key.tokens_per_day:
             difference = used - ticket.estimate, used - ticket.taken
-            await run_async(self._redis, _call("settle", key, *difference))
+            await self._client._run(_call("settle", key, *difference, day=ticket.day))
 
 
-def _call(verb: str, key: ApiKey, of_day: int, of_bucket: int) -> Call[tuple[int, int, str]]:
+def _call(verb: str, key: ApiKey, of_day: int, of_bucket: int, *, day: int = 0) -> Call[tuple[int, int, str, int]]:
     limits = (key.requests_per_minute or 0, key.tokens_per_minute or 0, key.tokens_per_day or 0)
 
-    def parse(reply: list[Any]) -> tuple[int, int, str]:
-        return int(reply[0]), int(reply[1]), reply[2].decode()
+    def parse(reply: list[Any]) -> tuple[int, int, str, int]:
+        return int(reply[0]), int(reply[1]), reply[2].decode(), int(reply[3])
 
-    return Call(_script(), KEY + key.id, [verb, *limits, of_day, of_bucket], parse)
+    return Call(_script(), KEY + key.id, [verb, *limits, of_day, of_bucket, day], parse)
 
 
 @cache

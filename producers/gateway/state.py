@@ -9,7 +9,6 @@ from typing import Any
 
 from pagemill.async_client import AsyncClient
 from pagemill.catalogue import Catalogue
-from pagemill.connection import connect_async
 from pagemill.object_store import ObjectStore, open_store
 from pagemill.settings import ClientSettings
 from pagemill.stream_hub import StreamHub
@@ -17,7 +16,7 @@ from pagemill.submitter import Submitter
 from producers.batch_file.service import BatchRunner, FileKeeper, open_service
 from producers.gateway.api_keys import KeyRing
 from producers.gateway.batch_process import BatchProcess
-from producers.gateway.limits import KEY, Limiter
+from producers.gateway.limits import Limiter
 from producers.gateway.metrics import Metrics
 from producers.gateway.settings import GatewaySettings
 
@@ -68,7 +67,6 @@ async def open_gateway(
     settings: GatewaySettings, queue: ClientSettings, keys: KeyRing | None
 ) -> AsyncIterator[Gateway]:
     """Connections, opened when they are first used."""
-    redis = connect_async(queue.redis_url, key=KEY)
     store = open_store(queue.object_store) if queue.object_store is not None else None
     client = AsyncClient(
         queue.redis_url, queue=queue.queue, object_store=store, max_queued_tokens=queue.max_queued_tokens
@@ -81,7 +79,7 @@ async def open_gateway(
         submitter=Submitter(client),
         hub=hub,
         catalogue=Catalogue(client),
-        limiter=Limiter(redis),
+        limiter=Limiter(client),
         keys=keys,
         metrics=Metrics(),
         store=store,
@@ -100,7 +98,6 @@ async def open_gateway(
         await gateway.finish(5.0)
         await hub.close()
         await client.close()
-        await redis.aclose()
 
 
 def _service(queue: ClientSettings, settings: GatewaySettings) -> tuple[FileKeeper | None, BatchRunner | None]:

@@ -99,10 +99,10 @@ _FAILURES: dict[str, tuple[int, str]] = {
 }
 
 
-def of_code(code: str, message: str) -> ApiError:
+def of_code(code: str, message: str, param: str | None = None) -> ApiError:
     """A job's failure, or the code of an InvalidJob."""
     status, word = _FAILURES.get(code, (400, code))
-    return ApiError(status, message, code=word)
+    return ApiError(status, message, param=param, code=word)
 
 
 def of_result(result: Result) -> ApiError | None:

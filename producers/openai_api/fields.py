@@ -143,6 +143,24 @@ class Sampling(Taken):
     guided_regex: str | None = None
     guided_choice: Annotated[tuple[str, ...], Field(fail_fast=True)] | None = None
 
+    @model_validator(mode="after")
+    def _has_one_shape(self) -> Self:
+        if len(self.shapes) > 1:
+            raise wrong(f"{' and '.join(self.shapes)} are given: want one of them")
+        return self
+
+    @property
+    def shapes(self) -> dict[str, tuple[str, Any]]:
+        """What the answer must look like: by the request's field, the job's option and its value."""
+        wanted = self.response_format.schema_of_answer if self.response_format is not None else None
+        given = {
+            "response_format": ("json_schema", wanted),
+            "guided_json": ("json_schema", self.guided_json),
+            "guided_regex": ("regex", self.guided_regex),
+            "guided_choice": ("choice", self.guided_choice),
+        }
+        return {name: (option, value) for name, (option, value) in given.items() if value is not None}
+
     @property
     def include_usage(self) -> bool:
         """Whether a stream ends with what it took."""

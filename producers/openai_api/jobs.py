@@ -7,7 +7,7 @@ from typing import Any
 
 from pagemill.errors import InvalidJob
 from pagemill.schema import Job, Lane, Options
-from producers.openai_api.errors import of_code
+from producers.openai_api.errors import ApiError, of_code
 from producers.openai_api.fields import Sampling
 from producers.openai_api.requests import ChatRequest, CompletionRequest
 
@@ -124,18 +124,7 @@ def _options(request: Sampling, max_tokens: int, logprobs: int | None) -> dict[s
         options["seed"] = request.seed & (2**63 - 1)
     if logprobs is not None:
         options["logprobs"] = logprobs
-    return options | _shape(request)
-
-
-def _shape(request: Sampling) -> dict[str, Any]:
-    """What the answer must look like."""
-    wanted = request.response_format.schema_of_answer if request.response_format is not None else None
-    given = {
-        "json_schema": request.guided_json if request.guided_json is not None else wanted,
-        "regex": request.guided_regex,
-        "choice": request.guided_choice,
-    }
-    return {name: value for name, value in given.items() if value is not None}
+    return options | dict(request.shapes.values())
 
 
 def _build(request: Sampling, terms: Terms, key: str | None, prompt: dict[str, Any], options: dict[str, Any]) -> Job:
@@ -155,5 +144,14 @@ def _build(request: Sampling, terms: Terms, key: str | None, prompt: dict[str, A
         # a text that cannot be written is this request's fault, and is to be told as such
         job.body()
     except InvalidJob as error:
-        raise of_code(error.code, str(error)) from None
+        raise _refusal(request, error) from None
     return job
+
+
+def _refusal(request: Sampling, error: InvalidJob) -> ApiError:
+    message, param = str(error), None
+    if error.code == "invalid_grammar":
+        # in the words of the request, which knows no options of jobs
+        [(param, (option, _))] = request.shapes.items()
+        message = message.replace(f"options.{option}", param, 1)
+    return of_code(error.code, message, param)

@@ -5,20 +5,27 @@ The texts are random walks through the grammar's masks, over a vocabulary of sin
 that span several parts of JSON; another library validates.
 """
 
+import datetime
+import ipaddress
+import itertools
 import json
 import random
 import re
+import uuid
+from typing import Any
 
 import jsonschema
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
 
 from engine.errors import InvalidGrammar
 from engine.grammar import Grammar, GrammarState
 from engine.grammar_compiler import GrammarCompiler
 from engine.sampling_params import SamplingParams
+from pagemill.json_formats import PATTERNS
 from pagemill.json_schemas import check_json_schema, with_json_patterns
 from pagemill.regexes import check_regex
 from tests.support.random_schemas import random_regex, random_schema
@@ -107,6 +114,61 @@ def test_texts_of_a_regex_match_it(compiler: GrammarCompiler, seed: int) -> None
     for _ in range(WALKS):
         text = walk(grammar.start(SamplingParams()), rng)
         assert text is None or re.fullmatch(pattern, text, re.DOTALL), (pattern, text)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "(?:bc+)?",
+        r"\d(?:\.\d{1,6})?",
+        "(?:b+c+|d)?",
+        "a?(b[cd]*)?",
+        "(?:b{0,3}c){0,}(?:c{0,3}|[cd])",
+        "(?:[bc]*){1,2}(?:[bc]{0,3}|[cd])",
+        "(?:(?:[cd]{2,3}){0,3})+[cd]b?",
+    ],
+)
+def test_a_pattern_inside_json_takes_what_it_takes_elsewhere(compiler: GrammarCompiler, pattern: str) -> None:
+    """
+    No text more and none less: the library has a way of its own for these, which took `c` for `(?:bc+)?`.
+    """
+    schema = {"type": "string", "pattern": pattern}
+    check_json_schema(schema)
+    grammar = compiler.submit(Grammar("json_schema", json.dumps(with_json_patterns(schema)))).result(60)
+    texts = ["".join(chars) for length in range(5) for chars in itertools.product("abcd1.", repeat=length)]
+
+    expected = [text for text in texts if re.fullmatch(pattern, text)]
+
+    assert expected == [text for text in texts if takes(grammar.start(SamplingParams()), json.dumps(text))]
+
+
+def takes(state: GrammarState, text: str) -> bool:
+    # by single bytes, whose tokens have their numbers
+    return all(state.accept(byte) for byte in text.encode()) and state.exhausted
+
+
+@pytest.mark.parametrize("name", [*PATTERNS, "uuid", "ipv6"])
+def test_formats_are_what_programs_read(compiler: GrammarCompiler, name: str) -> None:
+    """
+    Days that there are, hours of a clock, addresses without leading zeros: as pydantic reads them.
+    """
+    kinds: dict[str, Any] = {
+        "date": datetime.date,
+        "time": datetime.time,
+        "date-time": datetime.datetime,
+        "duration": datetime.timedelta,
+        "ipv4": ipaddress.IPv4Address,
+        "uuid": uuid.UUID,
+        "ipv6": ipaddress.IPv6Address,
+    }
+    schema = with_json_patterns({"type": "string", "format": name})
+    grammar = compiler.submit(Grammar("json_schema", json.dumps(schema))).result(60)
+    rng = random.Random(0)
+    texts = [text for _ in range(200) if (text := walk(grammar.start(SamplingParams()), rng)) is not None]
+
+    assert len(texts) > 100
+    for text in texts:
+        TypeAdapter(kinds[name]).validate_json(text)
 
 
 @settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))

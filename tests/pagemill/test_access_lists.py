@@ -11,12 +11,11 @@ from redis import Redis
 
 from pagemill.async_client import AsyncClient
 from pagemill.client import Client
-from pagemill.connection import connect_async
 from pagemill.errors import NotPermitted
 from pagemill.schema import Job
 from pagemill.scripts import load
 from producers.gateway.api_keys import ApiKey
-from producers.gateway.limits import KEY, Limiter
+from producers.gateway.limits import Limiter
 from producers.local_redis import local_redis
 from tests.support.servers import a_job, wait_for
 from tests.support.services import RunningService
@@ -168,12 +167,9 @@ def test_a_gateway_needs_no_more_than_a_producer(users: dict[str, str]) -> None:
     caller = ApiKey(sha256="0" * 64, requests_per_minute=2, tokens_per_day=100)
 
     async def let_in() -> None:
-        redis = connect_async(users["producer"], key=KEY)
-        try:
-            limiter = Limiter(redis)
+        async with AsyncClient(users["producer"]) as client:
+            limiter = Limiter(client)
             await limiter.settle(await limiter.take(caller, 5), 3)
-        finally:
-            await redis.aclose()
 
     asyncio.run(let_in())
 

@@ -1,12 +1,14 @@
 """Which schemas, regular expressions and choices a submit lets through."""
 
+import random
+import re
 from typing import Any
 
 import pytest
 
 from pagemill.errors import InvalidJob
 from pagemill.grammars import MAX_CHOICES, check_grammar
-from pagemill.json_schemas import check_json_schema, with_json_patterns
+from pagemill.json_schemas import MAX_ONE_OF, MAX_OPTIONAL, check_json_schema, with_json_patterns
 from pagemill.regexes import MAX_REGEX_BYTES, check_regex, json_pattern
 
 INTEGER = {"type": "integer"}
@@ -211,7 +213,8 @@ def test_a_regular_expression_that_would_mean_something_else_is_refused(pattern:
 @pytest.mark.parametrize(
     ("pattern", "inside"),
     [
-        ("^(ab|c)*?$", "(?:[a][b]|[c])*?"),
+        ("^(ab|c)*?$", "(?:[a][b]|[c])*"),
+        ("a??b?c{0,2}?", "[a]?[b]?[c]{0,2}"),
         ('["x]', "[x]"),
         (r"[!\\A]{2}", r"[\u0021A]{2}"),
         (".", r"[\u0020-\u0021\u0023-\u005b\u005d-\u2027\u202a-\ud7ff\ue000-" + "\U0010ffff]"),
@@ -222,7 +225,59 @@ def test_a_pattern_inside_json_matches_nothing_that_is_escaped(pattern: str, ins
     """
     Each place becomes a class without quotes, backslashes, control characters and surrogates.
     """
-    assert inside == json_pattern(pattern)
+    assert inside + "[é]{0}" == json_pattern(pattern)
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_a_class_inside_json_keeps_its_other_characters(seed: int) -> None:
+    """
+    Whatever runs it has, also such as lie in each other, and whether it is negated.
+    """
+    draw = random.Random(seed)
+    starts = [draw.randrange(0x21, 0x7E) for _ in range(draw.randrange(1, 8))]
+    runs = [(start, min(0x7E, start + draw.randrange(12))) for start in starts]
+    members = "".join(f"\\x{low:02x}-\\x{high:02x}" for low, high in runs)
+    pattern = f"[{draw.choice(['', '^'])}{members}]"
+    chars = [chr(code) for code in range(0x20, 0x100) if chr(code) not in '"\\']
+    expected = [char for char in chars if re.fullmatch(pattern, char)]
+    if not expected:
+        return
+
+    inside = json_pattern(pattern)
+
+    assert expected == [char for char in map(chr, range(0x100)) if re.fullmatch(inside, char)]
+
+
+def test_a_class_of_thousands_of_runs_is_one_pass() -> None:
+    """
+    Each run was once compared with each other: a minute of a gateway's event loop for one request.
+    """
+    chars = "".join(chr(0x4E00 + 2 * index) for index in range(5000))
+    between = "".join(chr(0x4E01 + 2 * index) for index in range(4999))
+
+    assert between in json_pattern(f"[^{chars}]")
+    # it ends where it is too long, not where the last class has been written
+    with pytest.raises(ValueError, match="more than 65,536"):
+        json_pattern(r"\S" * 8000)
+
+
+def test_properties_that_may_be_left_out_are_bounded() -> None:
+    """
+    They are what a grammar takes long to compile for; required ones are not.
+    """
+    properties = {f"p{index}": {} for index in range(MAX_OPTIONAL + 100)}
+    check_json_schema({"properties": properties, "required": [f"p{index}" for index in range(100)]})
+    with pytest.raises(ValueError, match="want up to 512"):
+        check_json_schema({"properties": properties, "required": ["p0"]})
+
+
+def test_a_one_of_is_compared_with_itself_within_bounds() -> None:
+    """
+    By pairs; more than 128 are refused before the first.
+    """
+    check_json_schema({"oneOf": [{"const": index} for index in range(MAX_ONE_OF)]})
+    with pytest.raises(ValueError, match="want up to 128, or enum"):
+        check_json_schema({"oneOf": [{"const": index} for index in range(MAX_ONE_OF + 1)]})
 
 
 @pytest.mark.parametrize("pattern", ['a"', r"\\", r"\n", '["\\\\]', r"\x01"])
@@ -246,7 +301,9 @@ def test_patterns_are_changed_where_they_are_patterns() -> None:
 
     changed = with_json_patterns(schema)
 
-    assert str(schema).replace("'type': 'string', 'pattern': 'x'", "'type': 'string', 'pattern': '[x]'") == str(changed)
+    assert str(schema).replace("'type': 'string', 'pattern': 'x'", "'type': 'string', 'pattern': '[x][é]{0}'") == str(
+        changed
+    )
 
 
 @pytest.mark.parametrize(

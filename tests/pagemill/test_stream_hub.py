@@ -1,6 +1,7 @@
 """Many callers of one loop submit and follow jobs, over few connections."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,7 +14,7 @@ from pagemill.errors import Conflict, JobNotFound, QueueUnavailable, UnknownMode
 from pagemill.messages import Accepted, TokenDelta
 from pagemill.object_store import FileStore
 from pagemill.schema import Job, Result
-from pagemill.stream_hub import StreamHub
+from pagemill.stream_hub import MAX_APART, StreamHub, _Mailbox
 from pagemill.submitter import Submitter
 from tests.support.jobs import expected_texts, seeded_jobs
 from tests.support.redis_process import RedisProcess
@@ -228,3 +229,59 @@ def test_a_server_that_stays_away_is_told(tmp_path: Path, monkeypatch: pytest.Mo
 
     with RedisProcess(tmp_path) as server:
         asyncio.run(scenario(server))
+
+
+def test_a_store_that_hangs_holds_up_no_other_caller(
+    server_url: str, queue: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    Results that are in the queue's server come while another one is still being read.
+    """
+    store = FileStore(tmp_path)
+    hanging = threading.Event()
+    large, small = a_job("large", max_tokens=80_000), a_job("small", max_tokens=3)
+
+    async def scenario() -> tuple[Result, Result]:
+        async with hub_at(server_url, queue, store) as (submitter, hub):
+            await submitter.submit(large)
+            slow = asyncio.create_task(hub.result(large.id, wait_s=60))
+            assert await asyncio.to_thread(asked.wait, 60)
+            await submitter.submit(small)
+            quick = await hub.result(small.id, wait_s=20)
+            assert not slow.done()
+            hanging.set()
+            return quick, await slow
+
+    asked, get = threading.Event(), FileStore.get
+
+    def slowly(self: FileStore, url: str) -> bytes:
+        asked.set()
+        hanging.wait(60)
+        return get(self, url)
+
+    monkeypatch.setattr(FileStore, "get", slowly)
+    engine = FakeEngine(max_model_len=200_000, kv_tokens=400_000, tokens_per_s=200_000)
+    with RunningService(server_url, queue, engine=engine, store=store):
+        results = asyncio.run(scenario())
+
+    assert ["done", "done"] == [result.status for result in results]
+
+
+def test_a_caller_who_does_not_read_costs_the_text_alone() -> None:
+    """
+    Texts of an answer are joined when many wait; none is lost, and the order of each answer stays.
+    """
+    box, number = _Mailbox(), 10_000
+
+    async def scenario() -> list[TokenDelta]:
+        for place in range(number):
+            box.put(TokenDelta(place % 3, place // 3, str(place % 10), place // 3 + 1))
+        return [item for item in await box.take() if isinstance(item, TokenDelta)]
+
+    items = asyncio.run(scenario())
+
+    assert MAX_APART == len(items)
+    for index in range(3):
+        mine = [item for item in items if item.index == index]
+        assert "".join(str(place % 10) for place in range(index, number, 3)) == "".join(item.text for item in mine)
+        assert all(item.offset == sum(len(one.text) for one in mine[:at]) for at, item in enumerate(mine))

@@ -6,14 +6,16 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
 from redis import Redis
 
 from pagemill.client import Client
+from producers.gateway.api_keys import ApiKey, hash_of
 from producers.gateway.limits import KEY
-from tests.support.gateways import RunningGateway, running_gateway
+from tests.support.gateways import RunningGateway, running_gateway, write_keys
 from tests.support.servers import wait_for
 from tests.support.services import RunningService
 from worker.fake_engine import FakeEngine
@@ -147,3 +149,67 @@ def test_nothing_of_all_this_stays(redis_url: str, gateway: RunningGateway) -> N
     wait_for(lambda: sum(one.num_watches for one in readers) == 0)
     with Redis.from_url(redis_url) as redis:
         assert all(redis.ttl(name) > 0 for name in redis.keys(f"{KEY}*"))
+
+
+def test_all_jobs_of_a_request_end_when_its_client_leaves(redis_url: str) -> None:
+    """
+    All are cancelled at first, those that have not begun as well, and none runs on until another has ended.
+    """
+    slow = FakeEngine(model_name="slow", tokens_per_s=50, max_num_seqs=2)
+    body = {"model": "slow", "prompt": ["x"] * 12, "max_tokens": 2000}
+    with (
+        RunningService(redis_url, "many", engine=slow, lease_s=12.0),
+        running_gateway(redis_url, "many") as gateway,
+        Client(redis_url, queue="many") as client,
+    ):
+        wait_for(lambda: httpx.get(f"{gateway.url}/readyz").status_code == 200)
+        with pytest.raises(httpx.TimeoutException):
+            httpx.post(f"{gateway.url}/v1/completions", json=body, timeout=1.0)
+        # those that wait end at once, and the running ones within a lease; one after the other took 12 thirds
+        wait_for(lambda: client.stats().totals.get("cancelled", 0) == 12, 20)
+
+
+def test_text_that_was_read_under_an_idempotency_key_is_paid_for(redis_url: str, tmp_path: Path) -> None:
+    """
+    Also when the client leaves before the stream's last event: the job goes on, and is charged when it ends.
+    """
+    key = write_keys(tmp_path / "keys.toml", one={"tokens_per_day": 10**6})["one"]
+    headers = {"Authorization": f"Bearer {key}", "Idempotency-Key": f"key-{time.time_ns()}"}
+    body = LONG | {"max_tokens": 1000, "stream": True}
+    name = f"{KEY}{ApiKey(sha256=hash_of(key)).id}"
+    with (
+        RunningService(redis_url, "paid", engine=FakeEngine(tokens_per_s=1000)),
+        running_gateway(redis_url, "paid", keys_file=tmp_path / "keys.toml") as gateway,
+        Redis.from_url(redis_url) as redis,
+    ):
+        wait_for(lambda: httpx.get(f"{gateway.url}/readyz").status_code == 200)
+        with httpx.stream("POST", f"{gateway.url}/v1/completions", json=body, headers=headers, timeout=30) as stream:
+            next(stream.iter_lines())
+        wait_for(lambda: gateway.gateway.in_flight == 0)
+        wait_for(lambda: not gateway.gateway._tasks, 20)
+
+        # 1,000 of the answer and one of the prompt, where a third of the request's bytes was the estimate for that
+        assert b"1001" == redis.hget(name, "used")
+
+
+def test_a_client_that_does_not_read_is_let_go(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    It keeps its place for the time that its job may take and a little more; what it has not read is its text alone.
+    """
+    monkeypatch.setattr("producers.gateway.generate.READ_S", 0.0)
+    engine = FakeEngine(model_name="wide", tokens_per_s=50_000)
+    body = json.dumps({"model": "wide", "prompt": "x", "max_tokens": 8000, "n": 32, "stream": True}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    with (
+        RunningService(redis_url, "wide", engine=engine),
+        running_gateway(redis_url, "wide", timeout_s=4) as gateway,
+    ):
+        wait_for(lambda: httpx.get(f"{gateway.url}/readyz").status_code == 200)
+        host, _, port = gateway.url.removeprefix("http://").partition(":")
+        with socket.socket() as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.connect((host, int(port)))
+            connection.sendall(head + body)
+            wait_for(lambda: gateway.gateway.in_flight == 1)
+            wait_for(lambda: gateway.gateway.in_flight == 0, 30)
+        assert "pagemill_gateway_client_gone_total 1.0" in httpx.get(f"{gateway.url}/metrics").text

@@ -1,10 +1,12 @@
 """Who may call, how often, and that no key is ever written down."""
 
+import asyncio
 import logging
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,10 @@ import openai
 import pytest
 from redis import Redis
 
+from pagemill.async_client import AsyncClient
 from pagemill.errors import SettingsError
 from producers.gateway.api_keys import ApiKey, KeyRing, entry, hash_of, new_key
-from producers.gateway.limits import KEY
+from producers.gateway.limits import KEY, Limiter
 from tests.support.gateways import RunningGateway, running_gateway, write_keys
 from tests.support.servers import wait_for
 from tests.support.services import RunningService
@@ -122,6 +125,28 @@ def test_the_days_tokens_end(guarded: RunningGateway, keys: dict[str, str]) -> N
     assert 200 == statuses[0]
     assert (429, "insufficient_quota") == (last.status_code, last.json()["error"]["code"])
     assert 1 <= int(last.headers["retry-after"]) <= 86400
+
+
+def test_what_is_left_of_an_estimate_is_given_back_to_its_own_day(redis_url: str) -> None:
+    """
+    A request that goes on over midnight does not take from what others have used since.
+    """
+    key = ApiKey(sha256=hash_of(new_key()), tokens_per_day=1000)
+
+    async def scenario() -> None:
+        async with AsyncClient(redis_url, queue=QUEUE) as client:
+            limiter = Limiter(client)
+            today, other = await limiter.take(key, 300), await limiter.take(key, 200)
+            await limiter.settle(replace(today, day=today.day - 1), 1)
+            assert 500 == used()
+            await limiter.settle(other, 10)
+            assert 310 == used()
+
+    def used() -> int:
+        with Redis.from_url(redis_url) as redis:
+            return int(redis.hget(KEY + key.id, "used") or 0)  # type: ignore[arg-type]
+
+    asyncio.run(scenario())
 
 
 def test_gateways_share_the_limits(
