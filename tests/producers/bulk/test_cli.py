@@ -87,7 +87,7 @@ def test_the_command_is_part_of_pagemill(served_url: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("arguments", "code", "told"),
     [
-        (["run", "--output", "/tmp/x"], 2, "input: Field required"),
+        (["run", "--output", "/tmp/x"], 2, "input: Field required\n"),
         (["run", "--input", "/tmp/x", "--output", "/tmp/y", "--template", "none"], 2, "there is no template 'none'"),
         (["run", "nightly"], 2, "there is no pagemill.toml here"),
         (["run", "--output", "/tmp/x", "--date", "2026-13-01"], 2, "'2026-13-01' is no day: want one as 2026-12-01"),
