@@ -9,7 +9,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, NoReturn
 
@@ -21,7 +21,16 @@ from pagemill.cli_common import AsJson, hand_down, open_client, to_json
 from pagemill.cli_common import become as _become
 from pagemill.cli_dead import app as dead_app
 from pagemill.cli_shares import lanes_app, tenants_app
-from pagemill.errors import BatchClosed, BatchNotFound, Conflict, InvalidJob, JobFailed, PagemillError, UnknownModel
+from pagemill.errors import (
+    BatchClosed,
+    BatchNotFound,
+    Conflict,
+    InvalidJob,
+    JobFailed,
+    PagemillError,
+    ServerAway,
+    UnknownModel,
+)
 
 if TYPE_CHECKING:
     from pagemill.client import Client
@@ -57,8 +66,10 @@ _WaitS = Annotated[float | None, typer.Option("--wait-s", help="Wait so many sec
 @app.callback()
 def connection(
     context: typer.Context,
-    redis_url: Annotated[str | None, typer.Option(help="The server, as redis://host:port/0.")] = None,
-    queue: Annotated[str | None, typer.Option(help="Name of the queue.")] = None,
+    redis_url: Annotated[
+        str | None, typer.Option(help="The server, as redis://host:port/0. (default: redis://localhost:6379/0)")
+    ] = None,
+    queue: Annotated[str | None, typer.Option(help="Name of the queue. (default: default)")] = None,
     object_store: Annotated[str | None, typer.Option(help="Where large payloads and results are.")] = None,
 ) -> None:
     """
@@ -125,6 +136,8 @@ def submit(
     jobs = [Job.build(**common, **prompt_fields(text, raw=raw, system=system)) for text in texts]
     with open_client(context) as client:
         job_ids = [accepted.job_id for accepted in client.submit_many(jobs)]
+        if stream or wait:
+            _tell_of_no_worker(client)
         if stream:
             _print_stream(client, job_ids[0])
         elif wait:
@@ -219,7 +232,8 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except PagemillError as error:
-        print(f"pagemill: {error}", file=sys.stderr)
+        hint = ". Is a Redis running there? --redis-url says where to look" if isinstance(error, ServerAway) else ""
+        print(f"pagemill: {str(error).rstrip('.') if hint else error}{hint}", file=sys.stderr)
         sys.exit(1)
 
 
@@ -259,6 +273,7 @@ def _submit_lines(context: typer.Context, source: str, defaults: dict[str, Any],
                     num_bad += 1
                     print(f"line {number}: {outcome}", file=sys.stderr)
         if wait:
+            _tell_of_no_worker(client)
             for ended in client.finished(dict.fromkeys(job_ids)):
                 print(ended.model_dump_json(), flush=True)
                 num_failed += ended.status != "done"
@@ -300,6 +315,13 @@ def _open_lines(source: str) -> "closing[BinaryIO]":
         return closing(Path(source).open("rb"))
     except OSError as error:
         raise typer.BadParameter(f"{source}: {error.strerror}", param_hint="--jsonl") from None
+
+
+def _tell_of_no_worker(client: "Client") -> None:
+    # only a hint: a server that is away is told of by what follows
+    with suppress(PagemillError):
+        if not client.workers():
+            print("pagemill: no worker is alive: jobs wait until there is one", file=sys.stderr, flush=True)
 
 
 def _print_stream(client: "Client", job_id: str) -> None:

@@ -28,6 +28,9 @@ class FileStore:
     def __repr__(self) -> str:
         return f"FileStore({self.root})"
 
+    def __str__(self) -> str:
+        return str(self.root)
+
     def url(self, name: str) -> str:
         return self._inside(self.root / name).as_uri()
 

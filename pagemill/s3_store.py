@@ -27,6 +27,9 @@ class S3Store:
     def __repr__(self) -> str:
         return f"S3Store(s3://{self.bucket}/{self.prefix})"
 
+    def __str__(self) -> str:
+        return f"s3://{self.bucket}/{self.prefix}"
+
     def url(self, name: str) -> str:
         return f"s3://{self.bucket}/{quote(self.prefix + name)}"
 

@@ -393,6 +393,9 @@ def explain(error: ValidationError) -> str:
         where = _shorten(".".join(map(str, fault["loc"])) or "job")
         if fault["type"] == "extra_forbidden":
             lines.append(f"{where}: unknown field")
+        elif fault["type"] == "missing":
+            # the value would be all that is around it
+            lines.append(f"{where}: {fault['msg']}")
         else:
             lines.append(f"{where}: {fault['msg']} (got {_show(fault['input'])})")
     if len(faults) > MAX_FAULTS:

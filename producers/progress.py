@@ -1,5 +1,7 @@
 """Shows how far a run is: a live bar on a terminal, a line now and then anywhere else."""
 
+import contextlib
+import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -9,6 +11,9 @@ from typing import Protocol, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+
+from pagemill.client import Client
+from pagemill.errors import PagemillError
 
 LINE_EVERY_S = 5.0
 
@@ -55,6 +60,14 @@ class Meter:
             self._readings.popleft()
         then, first = self._readings[0]
         return (count - first) / (now - then) if now > then else 0.0
+
+
+def tell_of_no_worker(client: Client) -> None:
+    """Say on standard error that the jobs will wait, where no worker is there to do them."""
+    # only a hint: a server that is away is told of by what follows
+    with contextlib.suppress(PagemillError):
+        if not client.workers():
+            print("no worker is alive: jobs wait until there is one", file=sys.stderr, flush=True)
 
 
 class Display(Protocol):

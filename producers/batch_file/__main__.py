@@ -35,8 +35,9 @@ from producers.batch_file.service import folder_of
 from producers.batch_file.work import BatchFile, Progress
 from producers.bulk.errors import BulkError
 from producers.bulk.io_errors import SourceError
+from producers.extras import how_to_get
 from producers.openai_api.batch_lines import ENDPOINTS
-from producers.progress import Display, Meter, Moment, display_for
+from producers.progress import Display, Meter, Moment, display_for, tell_of_no_worker
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -49,6 +50,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except (BatchFileError, BulkError, SettingsError, SourceError) as error:
         print(f"batch: {error}", file=sys.stderr)
+        return 2
+    except ModuleNotFoundError as error:
+        print(f"batch: {how_to_get(error.name, 'bulk')}", file=sys.stderr)
         return 2
     except PagemillError as error:
         print(f"batch: {error}", file=sys.stderr)
@@ -85,6 +89,7 @@ def _work(options: argparse.Namespace, order: Order, output: str, errors: str) -
         client = stack.enter_context(
             BulkClient(options.redis_url, queue=options.queue, object_store=options.object_store)
         )
+        tell_of_no_worker(client)
         display = stack.enter_context(display_for(Console(stderr=True)))
         display.show(Moment(0, 0, "reading the input", unit="lines", kv_usage=None))
         return run_file(order, output, errors, client, started=_heed_signals, on_turn=_shower(display))
@@ -170,7 +175,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     run.add_argument("--endpoint", choices=ENDPOINTS, help="that all lines must name; else the first line's")
     run.add_argument("--tenant", default="default", help="who pays")
     run.add_argument(
-        "--deadline", type=_instant, help="what has no answer by then gets none: 2026-12-01T06:00:00+01:00"
+        "--deadline", type=_instant, help="what has no answer by then gets none, as 2026-12-01T06:00:00+01:00"
     )
     run.add_argument(
         "--rows-per-chunk", type=_positive, default=ROWS_PER_CHUNK, help="lines that are kept together (256)"
@@ -214,7 +219,10 @@ def _positive(text: str) -> int:
 
 
 def _instant(text: str) -> datetime:
-    moment = datetime.fromisoformat(text)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time: want one as 2026-12-01T06:00:00+01:00") from None
     return moment if moment.tzinfo is not None else moment.astimezone()
 
 

@@ -34,7 +34,8 @@ from producers.bulk.planner import find_or_make, settled
 from producers.bulk.report import Summary, lines, summarise
 from producers.bulk.spec import BulkSpec, assign, merge, read_file, read_section
 from producers.bulk.work import Counts
-from producers.progress import Display, Meter, Moment, display_for
+from producers.extras import how_to_get, need
+from producers.progress import Display, Meter, Moment, display_for, tell_of_no_worker
 
 # flags that are fields of the spec by the same name, and what they say in the help
 _FIELDS = {
@@ -55,6 +56,7 @@ _FIELDS = {
     "prompt-price": "of a million tokens",
     "completion-price": "of a million tokens",
 }
+_WRITERS = {"jsonl.zst": ("zstandard",), "parquet": ("pyarrow",)}
 _RESUME = ("deadline", "max-jobs", "max-tokens", "prompt-price", "completion-price")
 
 
@@ -69,6 +71,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (SpecError, SettingsError) as error:
         print(f"bulk: {error}", file=sys.stderr)
         return 2
+    except ModuleNotFoundError as error:
+        print(f"bulk: {how_to_get(error.name, 'bulk')}", file=sys.stderr)
+        return 2
     except PagemillError as error:
         print(f"bulk: {error}", file=sys.stderr)
         return 1
@@ -79,6 +84,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     spec = _spec(options)
+    # before jobs run whose answers could not be written
+    need("bulk", *_WRITERS.get(spec.output_format, ()))
     return _work(options, lambda client, hooks: run_job(spec, client, hooks))
 
 
@@ -120,6 +127,7 @@ def _work(options: argparse.Namespace, work: Callable[[BulkClient, Hooks], Summa
     """Do a job with a display, stopped in order by signals."""
     with ExitStack() as stack:
         client = stack.enter_context(_client(options))
+        tell_of_no_worker(client)
         display = stack.enter_context(display_for(Console(stderr=True)))
         display.show(Moment(0, 0, "planning", unit="rows", kv_usage=None))
         summary = work(client, _hooks(display))
@@ -197,7 +205,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         one = _command(commands, name, command, about)
         one.add_argument("name", nargs="?", help="a job of pagemill.toml: its section [bulk.NAME]")
         one.add_argument("--config", type=Path, help="TOML or JSON file with the fields of the job")
-        one.add_argument("--date", type=date.fromisoformat, help="the day that {date} stands for, as 2026-12-01")
+        one.add_argument("--date", type=_day, help="the day that {date} stands for, as 2026-12-01")
         one.add_argument("--param", action="append", metavar="NAME=VALUE", help="for the template; may be repeated")
         one.add_argument("--option", "-o", action="append", metavar="NAME=VALUE", help="of each job, as max_tokens=60")
         for flag, text in _FIELDS.items():
@@ -213,6 +221,13 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     ):
         _command(commands, name, command, about).add_argument("output", help="the folder that it writes")
     return parser.parse_args(arguments)
+
+
+def _day(text: str) -> date:
+    try:
+        return date.fromisoformat(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no day: want one as 2026-12-01") from None
 
 
 def _command(

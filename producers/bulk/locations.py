@@ -41,7 +41,7 @@ class Location:
             found = True
             yield entry
         if not found:
-            raise SourceError(f"no object is called {self.path!r} or lies below it in {self.store}")
+            raise SourceError(f"no object is called {str(self.store).rstrip('/')}/{self.path} or lies below it")
 
     def _objects(self) -> Iterator[ObjectEntry]:
         if self.is_pattern:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pagemill.schema import Message
 from producers.bulk.errors import SpecError
 from producers.bulk.rows import Document
+from producers.extras import how_to_get
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -83,7 +84,7 @@ class Prompter:
             from jinja2 import StrictUndefined, TemplateError
             from jinja2.sandbox import ImmutableSandboxedEnvironment
         except ImportError:
-            raise SpecError("bulk jobs need Jinja: pip install 'pagemill[bulk]'") from None
+            raise SpecError(how_to_get("jinja2", "bulk")) from None
         try:
             return ImmutableSandboxedEnvironment(undefined=StrictUndefined).from_string(self._source)
         except TemplateError as error:

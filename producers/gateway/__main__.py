@@ -13,11 +13,13 @@ from typing import Any
 
 from pagemill.errors import PagemillError, SettingsError
 from pagemill.settings import ClientSettings
+from producers.extras import need
 from producers.gateway import api_keys
 from producers.gateway.settings import GatewaySettings
 
 log = logging.getLogger("pagemill.gateway")
 
+_MODULES = ("fastapi", "jinja2", "prometheus_client", "python_multipart", "uvicorn", "zstandard")
 _LIMITS = ("requests_per_minute", "tokens_per_minute", "tokens_per_day")
 
 
@@ -35,12 +37,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def create_key(arguments: Sequence[str]) -> int:
     """Print a new key, once, and the lines that belong into the file of keys."""
     parser = argparse.ArgumentParser(prog="pagemill gateway keys")
-    verbs = parser.add_subparsers(dest="verb", required=True)
+    verbs = parser.add_subparsers(required=True, metavar="COMMAND")
     create = verbs.add_parser("create", help="make a key")
     create.add_argument("--name", required=True, help="what the file of keys calls it")
     create.add_argument("--tenant", help="who pays in the queue; the name, if not given")
     for limit in _LIMITS:
-        create.add_argument(f"--{limit.replace('_', '-')}", type=int)
+        create.add_argument(
+            f"--{limit.replace('_', '-')}", type=int, help=f"most {limit.replace('_', ' ')}; unset: no limit"
+        )
     given = parser.parse_args(arguments)
     key = api_keys.new_key()
     limits = {limit: getattr(given, limit) for limit in _LIMITS}
@@ -56,6 +60,7 @@ def serve(arguments: Sequence[str]) -> int:
     place = {name: given.pop(name) for name in ("redis_url", "queue", "object_store")}
     settings = GatewaySettings.load(**given)
     queue = ClientSettings.load(strict=False, **place)
+    need("gateway", *_MODULES)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     # a quarter of a second of imports that `keys` and `--help` need not pay
     import uvicorn
@@ -72,7 +77,12 @@ def serve(arguments: Sequence[str]) -> int:
         timeout_keep_alive=60,
         timeout_graceful_shutdown=max(1, round(settings.grace_s)),
     )
-    socket = config.bind_socket()
+    try:
+        socket = config.bind_socket()
+    except SystemExit:
+        # uvicorn has logged why, without the address
+        why = f"cannot listen at {settings.host}:{settings.port}: choose another --host or --port"
+        raise SettingsError(why) from None
     host, port = socket.getsockname()[:2]
     log.info("listening: url=http://%s:%d queue=%s", host, port, queue.queue)
     uvicorn.Server(config).run(sockets=[socket])
@@ -90,7 +100,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--object-store", help="where files, large payloads and results are")
     for name, field in GatewaySettings.model_fields.items():
         flag = f"--{name.replace('_', '-')}"
-        options: dict[str, Any] = {"help": (field.description or "").replace("%", "%%"), "default": None}
+        about = field.description or ""
+        if field.default and field.annotation is not bool:
+            about += f" (default: {field.get_default()})"
+        options: dict[str, Any] = {"help": about.replace("%", "%%"), "default": None}
         if field.annotation is bool:
             parser.add_argument(flag, action="store_const", const=True, **options)
         elif field.annotation == list[str]:

@@ -198,6 +198,19 @@ def test_ids_are_printed_as_json(queue: SimpleNamespace, run: Run) -> None:
     assert [jobs[prompt] for prompt in ("a", "b", "c")] == found
 
 
+def test_waiting_without_a_worker_is_told(queue: SimpleNamespace, run: Run) -> None:
+    """
+    A wait that may last for ever says why, on standard error; the answer comes all the same.
+    """
+    worker = threading.Thread(target=lambda: wait_for(lambda: answer(queue, echo)))
+    worker.start()
+    code, printed, errors = run("submit", "x", "--wait")
+    worker.join()
+
+    assert (0, "X\n") == (code, printed)
+    assert "pagemill: no worker is alive: jobs wait until there is one\n" == errors
+
+
 def test_waiting_for_lines_tells_of_failures(queue: SimpleNamespace, run: Run) -> None:
     """
     A file of jobs that is waited for ends with code 1 when one of them has no answer.
@@ -287,7 +300,7 @@ def test_status_shows_lanes_and_workers(run: Run) -> None:
         (("result", "no-such-job"), 1, "no-such-job"),
         (("cancel", "no-such-job"), 1, "no-such-job"),
         (("status", "no-such-job"), 1, "no-such-job"),
-        (("--redis-url", "redis://127.0.0.1:1/0", "status"), 1, ""),
+        (("--redis-url", "redis://127.0.0.1:1/0", "status"), 1, "Is a Redis running there?"),
         (("--redis-url", "nonsense", "status"), 1, "redis://host:port/0"),
     ],
 )

@@ -97,6 +97,16 @@ def test_what_cannot_start_is_exit_code_2(flags: list[str], tmp_path: Path, caps
     assert not Path(output).exists()
 
 
+def test_a_deadline_that_is_none_is_told_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+    """
+    The message shows how one is written.
+    """
+    with pytest.raises(SystemExit):
+        main(["run", "in.jsonl", "-o", "out.jsonl", "--deadline", "tomorrow"])
+
+    assert "'tomorrow' is no time: want one as 2026-12-01T06:00:00+01:00" in capsys.readouterr().err
+
+
 def test_it_stands_in_a_pipe(flags: list[str], tmp_path: Path) -> None:
     """
     With - for both, lines come from stdin, and responses and errors go to stdout.

@@ -87,9 +87,15 @@ def test_the_command_is_part_of_pagemill(served_url: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("arguments", "code", "told"),
     [
-        (["run", "--output", "/tmp/x"], 2, "input: Field required"),
+        (["run", "--output", "/tmp/x"], 2, "input: Field required\n"),
         (["run", "--input", "/tmp/x", "--output", "/tmp/y", "--template", "none"], 2, "there is no template 'none'"),
         (["run", "nightly"], 2, "there is no pagemill.toml here"),
+        (["run", "--output", "/tmp/x", "--date", "2026-13-01"], 2, "'2026-13-01' is no day: want one as 2026-12-01"),
+        (
+            ["plan", "--input", "/no/such", "--output", "out"],
+            1,
+            "no object is called /no/such or lies below it",
+        ),
         (["run", "--no-such-flag"], 2, "unrecognized arguments"),
         (["report", "/no/such/folder"], 1, "has no manifest"),
         (["resume", "/no/such/folder"], 1, "there is nothing to resume"),
@@ -118,6 +124,23 @@ def test_what_cannot_be_done_is_said_in_a_line(
 
     assert code == ended
     assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("format_", "module"), [("jsonl.zst", "zstandard"), ("parquet", "pyarrow")])
+def test_what_is_not_installed_is_told_before_any_work(
+    flags: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], format_: str, module: str
+) -> None:
+    """
+    The extra that brings it is named, and nothing is planned.
+    """
+    monkeypatch.setattr("producers.extras.find_spec", lambda name: None if name == module else name)
+
+    assert 2 == main(["run", *flags, "--output-format", format_])
+
+    said = capsys.readouterr().err
+    assert f"bulk: {module} is not installed" in said
+    assert "'.[bulk]'" in said
+    assert "planning" not in said
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])

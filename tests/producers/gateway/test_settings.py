@@ -1,10 +1,13 @@
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from pagemill.errors import SettingsError
 from pagemill.settings import ClientSettings
-from producers.gateway.__main__ import _parser
+from producers.gateway.__main__ import _parser, main
 from producers.gateway.settings import GatewaySettings
 from producers.openai_api.jobs import Terms, normalised
 from worker.settings import WorkerSettings
@@ -64,6 +67,40 @@ def test_wrong_values_are_errors() -> None:
         GatewaySettings.load(drop_system_lines=["("])
     with pytest.raises(SettingsError, match="port"):
         GatewaySettings.load(port="many")
+
+
+def test_a_port_in_use_is_named() -> None:
+    """
+    The address that is taken, and what to change.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        command = [sys.executable, "-P", "-m", "producers.gateway", "--no-auth", "--port", str(port)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+    assert 2 == done.returncode
+    assert f"cannot listen at 127.0.0.1:{port}: choose another" in done.stderr
+
+
+def test_what_is_not_installed_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """
+    The extra that brings it is named, without a traceback.
+    """
+    monkeypatch.setattr("producers.extras.find_spec", lambda _: None)
+
+    assert 2 == main(["--no-auth"])
+
+    assert "'.[gateway]'" in capsys.readouterr().err
+
+
+def test_the_help_shows_defaults() -> None:
+    """
+    Of each setting that has one.
+    """
+    told = " ".join(_parser().format_help().split())
+
+    assert "(default: 127.0.0.1)" in told
+    assert "(default: 8000)" in told
 
 
 def test_each_setting_is_a_flag() -> None:
