@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, NoReturn
 
 import typer
 
+from pagemill import __version__
 from pagemill.cli_batch import app as batch_app
 from pagemill.cli_common import PASS_ON as _PASS_ON
 from pagemill.cli_common import AsJson, hand_down, open_client, to_json
@@ -63,6 +64,12 @@ _JobIds = Annotated[list[str], typer.Argument(metavar="JOB_ID...", help="Ids tha
 _WaitS = Annotated[float | None, typer.Option("--wait-s", help="Wait so many seconds at most.")]
 
 
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"pagemill {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
 def connection(
     context: typer.Context,
@@ -71,6 +78,9 @@ def connection(
     ] = None,
     queue: Annotated[str | None, typer.Option(help="Name of the queue. (default: default)")] = None,
     object_store: Annotated[str | None, typer.Option(help="Where large payloads and results are.")] = None,
+    version: Annotated[  # noqa: ARG001
+        bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Print the version and exit.")
+    ] = False,
 ) -> None:
     """
     Batch inference through a Redis queue: submit prompts, fetch answers, run workers.

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from pagemill import __version__
 from pagemill.connection import connect_async
 from pagemill.consumer import Consumer
 from pagemill.ids import uuid7
@@ -75,6 +76,13 @@ def echo(job: Job) -> Result:
 def refuse(job: Job) -> Result:
     failure = Failure(code="prompt_too_long", message="the prompt has 9 tokens and the model takes 8")
     return Result(job_id=job.id, status="failed", failure=failure)
+
+
+def test_the_version_is_that_of_the_package(run: Run) -> None:
+    """
+    It needs no server.
+    """
+    assert (0, f"pagemill {__version__}\n", "") == run("--version")
 
 
 def test_submit_prints_an_id_whose_result_can_be_fetched(queue: SimpleNamespace, run: Run) -> None:
