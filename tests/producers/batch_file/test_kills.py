@@ -46,14 +46,14 @@ def test_a_killed_run_loses_and_doubles_nothing(served_url: str, tmp_path: Path)
     Killed twice at random: each line once, in order, and no job was run twice.
     """
     draw = random.Random(11)
-    lines = [chat_line(number) if number % 50 else b"{broken" for number in range(160)]
+    lines = [chat_line(number) if number % 50 else b"{broken" for number in range(800)]
     source = write_lines(tmp_path / "in.jsonl", lines)
     output = tmp_path / "out.jsonl"
     command = batch_command("run", str(source), "-o", str(output), "--redis-url", served_url)
     command += ["--rows-per-chunk", "8", "--max-jobs", "16"]
     with BulkClient(served_url) as client:
         accepted = client.stats().totals.get("accepted", 0)
-        for target in sorted(draw.sample(range(15), 2)):
+        for target in sorted(draw.sample(range(40), 2)):
             with subprocess.Popen(command, cwd=CHECKOUT, env=environment(), stderr=subprocess.DEVNULL) as process:
                 wait_for(lambda: num_parts(tmp_path) > target or process.poll() is not None, 60)  # noqa: B023
                 time.sleep(draw.uniform(0.0, 0.03))
@@ -64,9 +64,9 @@ def test_a_killed_run_loses_and_doubles_nothing(served_url: str, tmp_path: Path)
         done = subprocess.run(command, cwd=CHECKOUT, env=environment(), capture_output=True, check=False)
 
         assert 1 == done.returncode, done.stderr
-        assert [f"line-{number}" for number in range(160) if number % 50] == ids_of(read_lines(output))
-        assert 4 == len(read_lines(tmp_path / "out.errors.jsonl"))
-        assert 156 == client.stats().totals["accepted"] - accepted
+        assert [f"line-{number}" for number in range(800) if number % 50] == ids_of(read_lines(output))
+        assert 16 == len(read_lines(tmp_path / "out.errors.jsonl"))
+        assert 784 == client.stats().totals["accepted"] - accepted
 
 
 @contextmanager
