@@ -25,41 +25,26 @@ from typing import Any
 from rich.console import Console
 
 from pagemill.bulk_client import BulkClient
-from pagemill.errors import PagemillError, SettingsError
+from pagemill.errors import SettingsError
 from pagemill.settings import ClientSettings
-from producers.batch_file.errors import BatchFileError, Interrupted
+from producers.batch_file.errors import BatchFileError
 from producers.batch_file.local import Summary, errors_beside, run_file, spool
 from producers.batch_file.plan import ROWS_PER_CHUNK, Order
 from producers.batch_file.server import BatchServer, Capacity
 from producers.batch_file.service import folder_of
 from producers.batch_file.work import BatchFile, Progress
 from producers.bulk.errors import BulkError
+from producers.bulk.exit_codes import exit_code
 from producers.bulk.io_errors import SourceError
-from producers.extras import how_to_get
 from producers.openai_api.batch_lines import ENDPOINTS
 from producers.progress import Display, Meter, Moment, display_for, tell_of_no_worker
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
-    try:
-        code: int = options.command(options)
-        return code
-    except Interrupted as error:
-        print(f"batch: {error}", file=sys.stderr)
-        return 1
-    except (BatchFileError, BulkError, SettingsError, SourceError) as error:
-        print(f"batch: {error}", file=sys.stderr)
-        return 2
-    except ModuleNotFoundError as error:
-        print(f"batch: {how_to_get(error.name, 'bulk')}", file=sys.stderr)
-        return 2
-    except PagemillError as error:
-        print(f"batch: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("batch: interrupted", file=sys.stderr)
-        return 130
+    return exit_code(
+        "batch", lambda: int(options.command(options)), (BatchFileError, BulkError, SettingsError, SourceError)
+    )
 
 
 def _run(options: argparse.Namespace) -> int:

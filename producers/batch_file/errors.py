@@ -24,7 +24,3 @@ class Rejected(BatchFileError):
         more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
         super().__init__(f"no line of the input can be served: {where}{first.message}{more}")
         self.faults = tuple(faults)
-
-
-class Interrupted(BatchFileError):
-    """Raised when a run was told to stop; what it has written stays, and running again goes on."""

@@ -9,20 +9,19 @@ import time
 from dataclasses import dataclass
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from pagemill.bulk_client import BulkClient
-from pagemill.errors import ObjectNotFound, UnknownModel
+from pagemill.errors import UnknownModel
 from pagemill.ids import uuid7
 from pagemill.object_store import ObjectStore
 from producers.batch_file.errors import BatchFileError, Rejected
 from producers.batch_file.lines import Survey, parse_line
 from producers.batch_file.records import BatchFault
 from producers.bulk.columns import Columns
-from producers.bulk.io_errors import OutputError
 from producers.bulk.jsonl import LineParser
 from producers.bulk.locations import locate
-from producers.bulk.planner import CHUNKS, PLAN, context_of
+from producers.bulk.planner import CHUNKS, PLAN, context_of, read_plan_of
 from producers.bulk.sources import Source
 from producers.openai_api.batch_lines import Endpoint
 
@@ -130,12 +129,7 @@ def read_plan(store: ObjectStore) -> Plan | None:
     Raises:
         OutputError: it cannot be read.
     """
-    try:
-        return Plan.model_validate_json(store.get(store.url(PLAN)))
-    except ObjectNotFound:
-        return None
-    except ValidationError as error:
-        raise OutputError(f"{PLAN} in {store} cannot be read: {error}") from error
+    return read_plan_of(Plan, store)
 
 
 def find_or_make(order: Order, source: Input, store: ObjectStore, client: BulkClient) -> Plan:

@@ -16,11 +16,10 @@ from pagemill.bulk_client import BulkClient
 from pagemill.errors import ObjectNotFound, PagemillError
 from pagemill.object_store import open_store
 from producers.batch_file.book import Book, Key
-from producers.batch_file.errors import Interrupted
 from producers.batch_file.files import MAX_BYTES, Files
 from producers.batch_file.records import BatchFault
 from producers.batch_file.turn import Share, Turn
-from producers.bulk.errors import Occupied
+from producers.bulk.errors import Interrupted, Occupied
 from producers.bulk.lease import LEASE_S, OutputLease
 
 log = logging.getLogger("pagemill.batches")

@@ -15,11 +15,11 @@ from pagemill.bulk_client import BulkClient
 from pagemill.errors import BatchNotFound, ObjectNotFound
 from pagemill.object_store import ObjectStore
 from pagemill.schema import Failure
-from producers.batch_file.errors import Interrupted
 from producers.batch_file.parts import HEAD_BYTES, LineEnd, copy_lines, list_parts, read_head, write_part
 from producers.batch_file.plan import Input, Order, Plan, find_or_make
 from producers.batch_file.tasks import LineTask, Tally, terms_of
 from producers.bulk.chunks import Chunk
+from producers.bulk.errors import Interrupted
 from producers.bulk.io_errors import OutputError
 from producers.bulk.planner import read_chunks
 from producers.bulk.runner import Runner

@@ -22,11 +22,12 @@ from typing import Any
 from rich.console import Console
 
 from pagemill.bulk_client import BulkClient
-from pagemill.errors import PagemillError, SettingsError
+from pagemill.errors import SettingsError
 from producers.bulk import status
 from producers.bulk.errors import SpecError
+from producers.bulk.exit_codes import exit_code
 from producers.bulk.io_errors import OutputError
-from producers.bulk.jobs import BulkRunner, Hooks, Interrupted, resume_job, run_job
+from producers.bulk.jobs import BulkRunner, Hooks, resume_job, run_job
 from producers.bulk.lease import OutputLease
 from producers.bulk.locations import open_folder
 from producers.bulk.manifest import read_manifest
@@ -34,7 +35,7 @@ from producers.bulk.planner import find_or_make, settled
 from producers.bulk.report import Summary, lines, summarise
 from producers.bulk.spec import BulkSpec, assign, merge, read_file, read_section
 from producers.bulk.work import Counts
-from producers.extras import how_to_get, need
+from producers.extras import need
 from producers.progress import Display, Meter, Moment, display_for, tell_of_no_worker
 
 # flags that are fields of the spec by the same name, and what they say in the help
@@ -62,24 +63,7 @@ _RESUME = ("deadline", "max-jobs", "max-tokens", "prompt-price", "completion-pri
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
-    try:
-        code: int = options.command(options)
-        return code
-    except Interrupted as error:
-        print(f"bulk: {error}", file=sys.stderr)
-        return 1
-    except (SpecError, SettingsError) as error:
-        print(f"bulk: {error}", file=sys.stderr)
-        return 2
-    except ModuleNotFoundError as error:
-        print(f"bulk: {how_to_get(error.name, 'bulk')}", file=sys.stderr)
-        return 2
-    except PagemillError as error:
-        print(f"bulk: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("bulk: interrupted", file=sys.stderr)
-        return 130
+    return exit_code("bulk", lambda: int(options.command(options)), (SpecError, SettingsError))
 
 
 def _run(options: argparse.Namespace) -> int:

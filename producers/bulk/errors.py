@@ -13,3 +13,7 @@ class SpecError(BulkError):
 
 class Occupied(BulkError):
     """Raised when another process works on the same output."""
+
+
+class Interrupted(BulkError):
+    """Raised when a run was told to stop; what it has written stays, and the message says how to go on."""

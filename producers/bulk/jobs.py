@@ -19,7 +19,7 @@ from pagemill.errors import BatchNotFound
 from pagemill.object_store import ObjectStore
 from producers.bulk.chunks import Chunk
 from producers.bulk.decoders import read_rows
-from producers.bulk.errors import BulkError
+from producers.bulk.errors import BulkError, Interrupted
 from producers.bulk.io_errors import OutputError
 from producers.bulk.lease import OutputLease
 from producers.bulk.locations import open_folder
@@ -44,10 +44,6 @@ from producers.bulk.tasks import BulkTask
 from producers.bulk.work import Counts, Kept, Limits
 
 BulkRunner = Runner[Chunk, OutputRow]
-
-
-class Interrupted(BulkError):
-    """Raised when a run was told to stop; what it has written stays, and `resume` goes on."""
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from hashlib import blake2b
 from itertools import chain
-from typing import Literal
+from typing import Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -28,6 +28,8 @@ from producers.bulk.spec import FREE_FIELDS, BulkSpec
 from producers.bulk.split import BYTES_A_TOKEN, Counter, Estimate, Tokens
 from producers.bulk.tasks import answer_options, prompter_of
 from producers.bulk.windows import windows
+
+P = TypeVar("P", bound=BaseModel)
 
 PLAN, CHUNKS, TOKENIZER = "plan.json", "plan.chunks.jsonl", "plan.tokenizer.json"
 
@@ -107,8 +109,13 @@ def read_plan(store: ObjectStore) -> Plan | None:
     Raises:
         OutputError: it cannot be read.
     """
+    return read_plan_of(Plan, store)
+
+
+def read_plan_of(kind: type[P], store: ObjectStore) -> P | None:
+    """As `read_plan`, for plans of any kind."""
     try:
-        return Plan.model_validate_json(store.get(store.url(PLAN)))
+        return kind.model_validate_json(store.get(store.url(PLAN)))
     except ObjectNotFound:
         return None
     except ValidationError as error:

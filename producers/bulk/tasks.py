@@ -47,7 +47,7 @@ def answer_options(spec: BulkSpec) -> Options:
     bound = any(getattr(spec.options, name, None) is not None for name in _GRAMMARS)
     given: dict[str, Any] = {}
     # both came with the same version
-    if spec.structured and not bound and "choice" in Options.model_fields:
+    if spec.structured and not bound:
         if spec.template == "extract":
             given["json_schema"] = spec.params["schema"]
         if spec.template == "classify":

@@ -9,8 +9,8 @@ import pytest
 from pagemill.bulk_client import BulkClient
 from pagemill.errors import BatchClosed
 from pagemill.object_store import open_store
-from producers.bulk.errors import BulkError, Occupied, SpecError
-from producers.bulk.jobs import BulkRunner, Hooks, Interrupted, resume_job, run_job
+from producers.bulk.errors import BulkError, Interrupted, Occupied, SpecError
+from producers.bulk.jobs import BulkRunner, Hooks, resume_job, run_job
 from producers.bulk.lease import OutputLease
 from producers.bulk.manifest import MANIFEST_NAME, read_manifest, verify_manifest
 from producers.bulk.planner import read_chunks, read_plan

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from pagemill.bulk_client import BulkClient
-from producers.bulk.errors import SpecError
-from producers.bulk.jobs import Interrupted, resume_job, run_job
+from producers.bulk.errors import Interrupted, SpecError
+from producers.bulk.jobs import resume_job, run_job
 from producers.bulk.map_reduce import Plan, TooLong, levels
 from producers.bulk.spec import MapReduce
 from producers.bulk.split import Estimate, Tokens

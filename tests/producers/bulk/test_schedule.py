@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from pagemill.bulk_client import BulkClient
-from producers.bulk.errors import SpecError
-from producers.bulk.jobs import Interrupted, run_job
+from producers.bulk.errors import Interrupted, SpecError
+from producers.bulk.jobs import run_job
 from producers.bulk.schedule import run_for_date
 from producers.bulk.spec import BulkSpec, read_section
 from tests.producers.bulk.test_jobs import Stopper

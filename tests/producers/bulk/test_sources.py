@@ -1,83 +1,33 @@
 """Any input is planned once as a stream, and any chunk of it is read again alone."""
 
-import datetime
 import gzip
-import json
 import os
 import random
 import tracemalloc
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from decimal import Decimal
 from itertools import islice
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import zstandard
 
 from pagemill.errors import ObjectChanged, SettingsError
 from producers.bulk.chunks import Chunk
 from producers.bulk.io_errors import SourceError
-from producers.bulk.planner import source_of
 from producers.bulk.rows import Document, RowFault
-from producers.bulk.sources import Source, open_source
-from producers.bulk.spec import BulkSpec
-
-Save = Callable[[Path, list[dict[str, object]]], Path]
-
-
-def jsonl(rows: list[dict[str, object]]) -> bytes:
-    return b"".join(json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in rows)
-
-
-def save_jsonl(folder: Path, rows: list[dict[str, object]]) -> Path:
-    path = folder / "in.jsonl"
-    path.write_bytes(jsonl(rows))
-    return path
-
-
-def save_gzip(folder: Path, rows: list[dict[str, object]]) -> Path:
-    """Two members, as appending to such a file makes."""
-    path = folder / "in.jsonl.gz"
-    data = jsonl(rows)
-    path.write_bytes(gzip.compress(data[: len(data) // 3]) + gzip.compress(data[len(data) // 3 :]) + b"\0" * 512)
-    return path
-
-
-def save_zstd(folder: Path, rows: list[dict[str, object]]) -> Path:
-    """Three frames: one of unknown size, one that is to be skipped, and one more."""
-    path = folder / "in.jsonl.zst"
-    data = jsonl(rows)
-    packer = zstandard.ZstdCompressor(write_checksum=True)
-    stream = packer.compressobj()
-    first = stream.compress(data[: len(data) // 3]) + stream.flush()
-    skipped = b"\x50\x2a\x4d\x18\x04\x00\x00\x00skip"
-    path.write_bytes(first + skipped + packer.compress(data[len(data) // 3 :]))
-    return path
-
-
-def save_parquet(folder: Path, rows: list[dict[str, object]]) -> Path:
-    path = folder / "in.parquet"
-    pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=37)
-    return path
-
-
-FORMATS: list[Save] = [save_jsonl, save_gzip, save_zstd, save_parquet]
-
-
-def documents(number: int, seed: int = 0) -> list[dict[str, object]]:
-    rng = random.Random(seed)
-    words = ["a\u2028b", "é😀", "plain", "c\nd", " "]
-    return [
-        {"custom_id": f"id-{row}", "text": "x" + " ".join(rng.choices(words, k=rng.randrange(30))), "n": row}
-        for row in range(number)
-    ]
-
-
-def read_all(source: Source, chunks: list[Chunk]) -> list[Document | RowFault]:
-    return [item for chunk in chunks for item in source.read(chunk)]
+from producers.bulk.sources import open_source
+from tests.support.bulk_inputs import (
+    FORMATS,
+    Save,
+    counted_ranges,
+    documents,
+    jsonl,
+    read_all,
+    save_gzip,
+    save_jsonl,
+    save_parquet,
+    save_zstd,
+)
 
 
 @pytest.mark.parametrize("save", FORMATS)
@@ -382,21 +332,6 @@ def test_a_bomb_is_unpacked_in_bounded_memory(tmp_path: Path) -> None:
     assert peak < 60_000_000
 
 
-def counted_ranges(source: Source, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The sizes of all windows that are read from now on."""
-    store = source._location.store
-    sizes: list[int] = []
-    get_range = store.get_range
-
-    def counting(url: str, start: int, length: int, etag: str | None = None) -> bytes:
-        data = get_range(url, start, length, etag)
-        sizes.append(len(data))
-        return data
-
-    monkeypatch.setattr(store, "get_range", counting)
-    return sizes
-
-
 @pytest.mark.parametrize("save", FORMATS)
 def test_chunks_in_order_are_one_way_through_the_input(
     tmp_path: Path, save: Save, monkeypatch: pytest.MonkeyPatch
@@ -414,122 +349,3 @@ def test_chunks_in_order_are_one_way_through_the_input(
         assert chunk.num_rows == len(list(islice(source.read(chunk), chunk.num_rows)))
 
     assert sum(sizes) < 1.5 * path.stat().st_size + 70_000
-
-
-@pytest.fixture
-def table(tmp_path: Path) -> Path:
-    """A table with a wide column beside what is wanted."""
-    rng = random.Random(0)
-    rows = [{"custom_id": row, "text": f"t{row}", "wide": rng.randbytes(1000).hex()} for row in range(2000)]
-    path = tmp_path / "in.parquet"
-    pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=500)
-    return path
-
-
-def test_only_wanted_columns_of_a_table_are_fetched(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    Planning fetches the ids, and reading the columns that are named.
-    """
-    source = open_source(str(table), fields=["nothing"])
-    sizes = counted_ranges(source, monkeypatch)
-
-    found = read_all(source, list(source.chunks(100)))
-
-    assert [Document(row, str(row), f"t{row}") for row in range(2000)] == found
-    assert sum(sizes) < table.stat().st_size / 10
-
-
-@pytest.mark.parametrize(
-    ("fields", "share"), [({}, 0.1), ({"template": "m.j2", "template_text": "{{ fields.wide }}"}, 2)]
-)
-def test_a_job_fetches_the_columns_that_its_template_uses(
-    table: Path, monkeypatch: pytest.MonkeyPatch, fields: dict[str, str], share: float
-) -> None:
-    """
-    The templates that come along use the text; others may use any column.
-    """
-    source = source_of(BulkSpec.build({"input": str(table), "output": "o", **fields}))
-    sizes = counted_ranges(source, monkeypatch)
-
-    found = read_all(source, list(source.chunks(100)))
-
-    assert 2000 == len(found)
-    assert ("wide" in found[0].fields) == bool(fields)
-    assert sum(sizes) < table.stat().st_size * share
-
-
-def test_values_of_a_table_become_json(tmp_path: Path) -> None:
-    """
-    Times, decimals, bytes, nested values and numbers that are none become what JSON has.
-    """
-    row = {
-        "text": "t",
-        "when": datetime.datetime(2026, 11, 30, 1, 2, 3, tzinfo=datetime.UTC),
-        "day": datetime.date(2026, 11, 30),
-        "price": Decimal("1.50"),
-        "raw": b"\x00\xff",
-        "nan": float("nan"),
-        "nested": {"list": [{"at": datetime.date(2026, 1, 1)}, None, {"at": datetime.date(2026, 1, 2)}]},
-        "no": None,
-    }
-    pq.write_table(pa.Table.from_pylist([row]), tmp_path / "in.parquet")
-    source = open_source(str(tmp_path / "in.parquet"))
-
-    (item,) = read_all(source, list(source.chunks(1)))
-
-    assert isinstance(item, Document)
-    assert {
-        "when": "2026-11-30T01:02:03+00:00",
-        "day": "2026-11-30",
-        "price": "1.50",
-        "raw": "AP8=",
-        "nan": None,
-        "nested": {"list": [{"at": "2026-01-01"}, None, {"at": "2026-01-02"}]},
-        "no": None,
-    } == item.fields
-
-
-def test_ids_of_a_table_that_become_text_come_again_too(tmp_path: Path) -> None:
-    """
-    A day is an id by the name that its row has, and the second one is a fault.
-    """
-    day = datetime.date(2026, 11, 30)
-    rows = [{"custom_id": day, "text": "a"}, {"custom_id": day, "text": "b"}]
-    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "in.parquet")
-    source = open_source(str(tmp_path / "in.parquet"))
-
-    first, second = read_all(source, list(source.chunks(10)))
-
-    assert Document(0, "2026-11-30", "a") == first
-    assert ("2026-11-30", "duplicate_custom_id") == (second.custom_id, isinstance(second, RowFault) and second.code)
-
-
-def test_faults_of_a_table(tmp_path: Path) -> None:
-    """
-    Rows of a table have the faults that lines have; text that is no UTF-8 costs its own row alone.
-    """
-    texts = pa.StringArray.from_buffers(5, *string_buffers([b"good", b"\xff", b"fine", b"", b"x" * 200]))
-    pq.write_table(pa.table({"custom_id": ["a", "b", "c", "d", "e"], "text": texts}), tmp_path / "in.parquet")
-    source = open_source(str(tmp_path / "in.parquet"), max_line_bytes=100)
-
-    found = read_all(source, list(source.chunks(10)))
-
-    assert ["good", "invalid_encoding", "fine", "empty_text", "line_too_long"] == [
-        item.text if isinstance(item, Document) else item.code for item in found
-    ]
-
-
-def string_buffers(values: list[bytes]) -> tuple[pa.Buffer, pa.Buffer]:
-    """A column of text of any bytes, as other writers make it."""
-    offsets = [0]
-    for value in values:
-        offsets.append(offsets[-1] + len(value))
-    return pa.array(offsets, pa.int32()).buffers()[1], pa.py_buffer(b"".join(values))
-
-
-def test_a_table_without_the_column_of_texts(table: Path) -> None:
-    """
-    That none of a million rows has a text is said once, with the columns that there are.
-    """
-    with pytest.raises(SourceError, match="no column 'body': it has custom_id, text, wide"):
-        list(open_source(str(table), text_field="body").chunks(10))

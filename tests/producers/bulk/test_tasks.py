@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pagemill.schema import Completion, Failure, Job, Options, Result, Usage
+from pagemill.schema import Completion, Failure, Job, Result, Usage
 from producers.bulk.errors import SpecError
 from producers.bulk.rows import Document, OutputRow, RowFault, RowUsage
 from producers.bulk.spec import BulkSpec
@@ -14,7 +14,6 @@ from producers.bulk.split import Estimate
 from producers.bulk.tasks import BulkTask, answer_options
 
 DOCUMENT = Document(3, "d-3", "The text.", {"team": "red", "tags": [1]})
-HAS_GRAMMARS = "choice" in Options.model_fields
 
 
 def task(*, batch: str | None = "b", generation: int = 0, **fields: Any) -> BulkTask:
@@ -236,7 +235,6 @@ def test_a_missing_column_fails_its_row_alone() -> None:
     assert "template_failed" == end.value.value.error.code
 
 
-@pytest.mark.skipif(not HAS_GRAMMARS, reason="options cannot bind answers yet")
 def test_the_engine_binds_the_answers() -> None:
     """
     Schema and labels go to the engine too, unless the job says its own, or that they do not.

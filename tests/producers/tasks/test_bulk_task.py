@@ -1,7 +1,6 @@
 """The task of bulk jobs."""
 
 import datetime
-import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -92,7 +91,6 @@ def test_a_second_message_waits_for_the_first_run(runs: Runs, settings: CelerySe
     assert abs(runs.noted[0][1] - datetime.datetime.now(datetime.UTC).date()) <= datetime.timedelta(days=1)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("producers.bulk") is None, reason="bulk is not here")
 def test_a_real_bulk_job_runs_for_its_date(
     server_url: str, queue: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,35 @@
+"""How a command of bulk's runner ends: its own code, or that of an error, which is told in a line."""
+
+import sys
+from collections.abc import Callable
+
+from pagemill.errors import PagemillError
+from producers.bulk.errors import Interrupted
+from producers.extras import how_to_get
+
+
+def exit_code(name: str, command: Callable[[], int], usage_errors: tuple[type[Exception], ...]) -> int:
+    """
+    Run a command.
+
+    Args:
+        name: Stands before the error.
+        usage_errors: Whose remedy is another command line: 2, where other errors are 1.
+    """
+    try:
+        return command()
+    except Interrupted as error:
+        return _told(name, error, 1)
+    except usage_errors as error:
+        return _told(name, error, 2)
+    except ModuleNotFoundError as error:
+        return _told(name, how_to_get(error.name, "bulk"), 2)
+    except PagemillError as error:
+        return _told(name, error, 1)
+    except KeyboardInterrupt:
+        return _told(name, "interrupted", 130)
+
+
+def _told(name: str, what: object, code: int) -> int:
+    print(f"{name}: {what}", file=sys.stderr)
+    return code
