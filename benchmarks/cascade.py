@@ -36,7 +36,7 @@ from kernels.cascade_attention import (
     plan_cascade,
 )
 from kernels.cuda import cascade_attention, decode_attention
-from kernels.decode_attention import PagedDecode, num_splits_for, plan_paged_decode
+from kernels.decode_attention import PagedDecode, num_splits_for, plan_splits, split_tokens_for, split_workspace
 
 MAX_LAYERS = 64
 MAX_MODEL_LEN = 8192
@@ -121,17 +121,18 @@ def make_case(shape: Shape, batch: int, prefix: int, suffix: int, num_layers: in
     caches = [torch.empty(cache_shape, dtype=torch.bfloat16, device="cuda").normal_() for _ in range(layers)]
     order = torch.randperm(num_blocks, device="cuda", dtype=torch.int32) + 1
     tables = torch.cat([order[:shared].expand(batch, -1), order[shared:].view(batch, own)], dim=1).contiguous()
-    splits = num_splits_for(batch, shape.num_kv_heads, MAX_MODEL_LEN)
-    plan = plan_paged_decode(
-        tables,
-        torch.arange(batch, dtype=torch.int32, device="cuda"),
-        torch.full((batch,), prefix + suffix, dtype=torch.int32, device="cuda"),
-        None,
-        splits,
-        torch.empty(batch * shape.num_heads * splits * (shape.head_dim + 1), device="cuda"),
+    split_tokens = split_tokens_for(batch * (prefix + suffix), shape.programs)
+    splits = plan_splits(
+        batch,
+        num_splits_for(batch * shape.programs, shape.head_dim, MAX_MODEL_LEN),
+        torch.tensor([split_tokens], dtype=torch.int32, device="cuda"),
+        split_workspace(batch, shape.programs, shape.num_heads, shape.head_dim, MAX_MODEL_LEN, torch.device("cuda")),
         shape.num_heads,
         shape.head_dim,
     )
+    slots = torch.arange(batch, dtype=torch.int32, device="cuda")
+    seq_lens = torch.full((batch,), prefix + suffix, dtype=torch.int32, device="cuda")
+    plan = PagedDecode(tables, slots, seq_lens, None, splits)
     query = torch.randn(batch, shape.num_heads, shape.head_dim, dtype=torch.bfloat16, device="cuda")
     return Case(shape, prefix, query, plan, caches)
 

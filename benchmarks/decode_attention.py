@@ -31,13 +31,21 @@ from benchmarks.compiling import faults_of
 from benchmarks.device_time import replayed_s
 from kernels.configs import tuned
 from kernels.cuda.decode_attention import launch
-from kernels.decode_attention import PagedDecode, num_splits_for, plan_paged_decode
+from kernels.decode_attention import (
+    PagedDecode,
+    SplitWorkspace,
+    num_splits_for,
+    plan_splits,
+    programs_of,
+    split_tokens_for,
+)
 
 DTYPES = {"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
 BLOCK_SIZE = 16
 # several times the 50 MB of L2 that an H200 has
 COLD_BYTES = 256 << 20
 MAX_LAYERS = 64
+MAX_MODEL_LEN = 8192
 SWEEP_CASES = ((256, 1024), (256, 4096))
 # an uneven batch's longest sequence, in means
 MOST_MEANS = 8
@@ -61,6 +69,11 @@ class Shape:
     @property
     def cache_dtype(self) -> str:
         return str(DTYPES[self.dtype]).removeprefix("torch.")
+
+    @property
+    def programs(self) -> int:
+        """That read a sequence which is not cut."""
+        return programs_of(self.num_heads, self.num_kv_heads, self.head_dim, DTYPES[self.dtype])
 
     @property
     def token_bytes(self) -> int:
@@ -100,8 +113,15 @@ def uneven_lengths(batch: int, mean: int, spread: float) -> list[int]:
     return [int(length) for length in lengths.clip(1, MOST_MEANS * mean)]
 
 
-def make_case(shape: Shape, lengths: Sequence[int], num_splits: int | None, num_layers: int | None = None) -> Case:
-    """Blocks in random order, values of ordinary size."""
+def make_case(
+    shape: Shape, lengths: Sequence[int], splits: tuple[int | None, int | None], num_layers: int | None = None
+) -> Case:
+    """
+    Blocks in random order, values of ordinary size.
+
+    Args:
+        splits: Most parts of a sequence, and how many tokens are not cut; None is as in the engine.
+    """
     torch.cuda.empty_cache()
     batch, num_bytes = len(lengths), sum(lengths) * shape.token_bytes
     counts = [-(-length // BLOCK_SIZE) for length in lengths]
@@ -114,17 +134,24 @@ def make_case(shape: Shape, lengths: Sequence[int], num_splits: int | None, num_
             caches.append((cache, torch.full(cache_shape[:4], 0.01, device="cuda")))
         else:
             caches.append((torch.empty(cache_shape, dtype=DTYPES[shape.dtype], device="cuda").normal_(), None))
-    splits = num_splits or num_splits_for(batch, shape.num_kv_heads, max(lengths))
-    workspace = torch.empty(batch * shape.num_heads * splits * (shape.head_dim + 1), device="cuda")
-    plan = plan_paged_decode(
+    num_splits = splits[0] or num_splits_for(batch * shape.programs, shape.head_dim, MAX_MODEL_LEN)
+    split_tokens = splits[1] or split_tokens_for(sum(lengths), shape.programs)
+    plan = PagedDecode(
         block_tables(counts).cuda(),
         torch.arange(batch, dtype=torch.int32, device="cuda"),
         torch.tensor(lengths, dtype=torch.int32, device="cuda"),
         None,
-        splits,
-        workspace,
-        shape.num_heads,
-        shape.head_dim,
+        plan_splits(
+            batch,
+            num_splits,
+            torch.tensor([split_tokens], dtype=torch.int32, device="cuda"),
+            SplitWorkspace(
+                torch.empty(batch * shape.num_heads * num_splits * (shape.head_dim + 1), device="cuda"),
+                torch.zeros(batch * shape.num_kv_heads, dtype=torch.int32, device="cuda"),
+            ),
+            shape.num_heads,
+            shape.head_dim,
+        ),
     )
     query = torch.randn(batch, shape.num_heads, shape.head_dim, dtype=torch.bfloat16, device="cuda")
     return Case(shape, query, plan, caches, num_bytes)
@@ -164,7 +191,7 @@ def candidates(shape: Shape) -> list[Config]:
 def attempt(shape: Shape, config: Config) -> None:
     """Compile a configuration into the cache on disk, and run it."""
     # strides that 16 divides and numbers of blocks like those of a real batch
-    make_case(shape, [16 * BLOCK_SIZE] * 2, 1, num_layers=1).attend(config, 1)
+    make_case(shape, [16 * BLOCK_SIZE] * 2, (1, None), num_layers=1).attend(config, 1)
     torch.cuda.synchronize()
 
 
@@ -180,7 +207,7 @@ def compile_all(shapes: list[Shape], patience_s: float) -> dict[Shape, list[Conf
     return working
 
 
-def sweep(shapes: list[Shape], bandwidth: float, budget_s: float, num_splits: int | None) -> list[dict[str, object]]:
+def sweep(shapes: list[Shape], bandwidth: float, budget_s: float) -> list[dict[str, object]]:
     """The rules that the best configurations make; shapes are left out when time is up."""
     deadline = time.monotonic() + budget_s
     rules: list[dict[str, object]] = []
@@ -190,7 +217,7 @@ def sweep(shapes: list[Shape], bandwidth: float, budget_s: float, num_splits: in
             continue
         scores = [1.0] * len(configs)
         for batch, length in SWEEP_CASES:
-            case = make_case(shape, [length] * batch, num_splits)
+            case = make_case(shape, [length] * batch, (1, None))
             for index, config in enumerate(configs):
                 scores[index] *= case.num_bytes / measure(case, config, 3) / bandwidth
             del case
@@ -203,11 +230,12 @@ def sweep(shapes: list[Shape], bandwidth: float, budget_s: float, num_splits: in
 
 
 def table(args: argparse.Namespace, shapes: list[Shape], bandwidth: float) -> None:
-    for shape, batch, length, splits in itertools.product(shapes, args.batches, args.lengths, args.splits):
+    cases = itertools.product(shapes, args.batches, args.lengths, args.splits, args.split_tokens)
+    for shape, batch, length, num_splits, split_tokens in cases:
         lengths = uneven_lengths(batch, length, args.spread)
         orders = {"any": lengths, "longest first": sorted(lengths, reverse=True)} if args.spread else {"equal": lengths}
         for order, ordered in orders.items():
-            case = make_case(shape, ordered, splits)
+            case = make_case(shape, ordered, (num_splits, split_tokens))
             line = line_of(case, measure(case, config_of(shape), 10), bandwidth)
             print(json.dumps(line | {"length": length, "spread": args.spread, "order": order}), flush=True)
             del case
@@ -222,6 +250,7 @@ def line_of(case: Case, seconds: float, bandwidth: float) -> dict[str, object]:
         "dtype": shape.dtype,
         "batch": len(case.query),
         "splits": case.plan.num_splits,
+        "split_tokens": int(case.plan.splits.max_tokens) if case.plan.splits is not None else None,
         "us": round(seconds * 1e6, 1),
         "gb_per_s": round(case.num_bytes / seconds / 1e9),
         "of_copy": round(case.num_bytes / seconds / bandwidth, 3),
@@ -238,7 +267,8 @@ def main() -> None:
     parser.add_argument("--dtypes", default="bf16,fp8")
     parser.add_argument("--batches", type=numbers, default=[1, 8, 32, 64, 256, 1024])
     parser.add_argument("--lengths", type=numbers, default=[256, 1024, 4096])
-    parser.add_argument("--splits", type=numbers, default=[None], help="of each sequence; by the batch if not given")
+    parser.add_argument("--splits", type=numbers, default=[None], help="of a sequence at most; else as in the engine")
+    parser.add_argument("--split-tokens", type=numbers, default=[None], help="that are not cut; else as in the engine")
     parser.add_argument("--spread", type=float, default=0.0, help="of log-normal lengths; 0 makes them equal")
     parser.add_argument("--sweep", action="store_true")
     parser.add_argument("--rules", help="where the rules of a sweep go")
@@ -253,7 +283,7 @@ def main() -> None:
     if not args.sweep:
         table(args, shapes, bandwidth)
         return
-    rules = sweep(shapes, bandwidth, args.budget_s, args.splits[0])
+    rules = sweep(shapes, bandwidth, args.budget_s)
     if args.rules:
         with open(args.rules, "w", encoding="utf-8") as file:
             file.write("[\n  " + ",\n  ".join(map(json.dumps, rules)) + "\n]\n")

@@ -1,11 +1,13 @@
 """
-What each kernel of a decode step takes on a GPU.
+What each kernel of a step takes on a GPU.
 
     python -m benchmarks.step_kernels --model qwen2.5-0.5b --batch 1
     python -m benchmarks.step_kernels --model llama-3.1-8b --batch 32 --late
+    python -m benchmarks.step_kernels --model qwen2.5-0.5b --workload summarize --skip 20 --steps 40
 
-Two JSON lines, of the same steps in a CUDA graph: without a profiler, the milliseconds from step to
-step; and as CUPTI saw the kernels, microseconds and launches a step by name. A kernel may start
+Two JSON lines, of the same decode steps in a CUDA graph, or of the steps that a workload has one
+after the other: without a profiler, the milliseconds from step to step; and as CUPTI saw the kernels,
+microseconds and launches a step by name, and for how long none ran. A kernel may start
 before the one ahead of it has ended, so what counts is from the end of the one ahead to its own end,
 and the sum is the step. `--late` has every kernel wait until the one ahead has ended.
 """
@@ -23,9 +25,9 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks import gpu
+from benchmarks import gpu, workloads
 from benchmarks.model import find_model
-from benchmarks.ours import configure
+from benchmarks.ours import configure, engine_request
 from benchmarks.step_gap import fill
 from engine.llm_engine import LLMEngine
 from engine.load import load_engine
@@ -49,6 +51,17 @@ def exclusive_us(spans: Iterable[tuple[str, float, float]]) -> dict[str, tuple[i
         found[name] = count + 1, total + max(0.0, end - (start if last is None else last))
         last = end
     return dict(found)
+
+
+def idle_us(spans: Iterable[tuple[str, float, float]]) -> float:
+    """Microseconds between the first start and the last end in which nothing ran."""
+    idle = 0.0
+    last: float | None = None
+    for _, start, end in sorted(spans, key=lambda span: span[1]):
+        if last is not None:
+            idle += max(0.0, start - last)
+        last = end if last is None else max(last, end)
+    return idle
 
 
 def start_late() -> None:
@@ -81,23 +94,37 @@ def profiled(engine: LLMEngine, steps: int) -> list[tuple[str, float, float]]:
     ]
 
 
+def begin(engine: LLMEngine, workload: str, skip: int, vocab: int) -> None:
+    """Hand over a workload's requests, and do its first steps; one that has no prompts left is not the same again."""
+    for index, request in enumerate(workloads.build(workload, vocab=vocab)):
+        engine.add(engine_request(str(index), request))
+    for _ in range(skip):
+        engine.step()
+
+
 def run(args: argparse.Namespace) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as scratch:
         model = find_model(args.model, Path(scratch))
-        options = [*gpu.our_options(args.batch), *args.set]
+        options = [*(gpu.our_options() if args.workload else gpu.our_options(args.batch)), *args.set]
         config = configure(
             model.folder, dummy=model.dummy, threads=None, max_model_len=gpu.MAX_MODEL_LEN, options=options
         )
         if args.late:
             start_late()
         engine = load_engine(config)
-        fill(engine, args.batch, args.prompt, 3 * args.steps + 200, model.vocab)
-        label = {"step_kernels": model.name, "batch": args.batch, "late": args.late}
+        label: dict[str, Any] = {"step_kernels": model.name, "late": args.late}
+        if args.workload:
+            begin(engine, args.workload, args.skip, model.vocab)
+            label |= {"workload": args.workload, "skipped": args.skip, "steps": args.steps}
+        else:
+            fill(engine, args.batch, args.prompt, 3 * args.steps + 200, model.vocab)
+            label |= {"batch": args.batch}
         plain = label | {"step_ms": round(plain_step_ms(engine, args.steps), 4)}
-        found = exclusive_us(profiled(engine, args.steps))
+        spans = profiled(engine, args.steps)
+        found = exclusive_us(spans)
         by_time = sorted(found.items(), key=lambda item: -item[1][1])
         table = {name: [round(count / args.steps, 2), round(total / args.steps, 2)] for name, (count, total) in by_time}
-    return [plain, label | {"kernels": table}]
+    return [plain, label | {"idle_us": round(idle_us(spans) / args.steps, 2), "kernels": table}]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -105,6 +132,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", default="llama-3.1-8b", help="a shape of benchmarks.shapes, or a folder")
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--prompt", type=int, default=128, help="tokens of each prompt")
+    parser.add_argument("--workload", help="steps of one of benchmarks.workloads, instead of a batch of decodes")
+    parser.add_argument("--skip", type=int, default=20, help="steps of the workload before those that are measured")
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--late", action="store_true")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the engine")

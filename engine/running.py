@@ -63,7 +63,8 @@ class Running:
         # slots of `entries`, in their order; and what was made of it since the last one came or went
         self._order = array("q")
         self._slots: NDArray[np.int64] | None = None
-        self._members: list[Sequence] | None = None
+        # all of them, the longest first
+        self._members: tuple[NDArray[np.int64], list[Sequence]] | None = None
         self._free_slots = list(range(num_slots - 1, -1, -1))
         self._left: list[int] = []
 
@@ -230,7 +231,7 @@ class Running:
 
     def advance(self, going: NDArray[np.bool_], count: int) -> Decodes:
         """
-        Count one more token as computed, and the one after it as sampled.
+        Count one more token as computed, and the one after it as sampled; the longest sequence comes first.
 
         Args:
             going: [num_slots], whose: of those who miss a token. `count` of them.
@@ -274,8 +275,13 @@ class Running:
         # as a rule all decode, and the same as in the step before: then no sequence is touched
         slots = self.slots
         if count < len(slots):
-            slots = slots[going[slots]]
+            slots = self._longest_first(slots[going[slots]])
             return slots, self.sequences_of(slots)
         if self._members is None:
-            self._members = self.sequences_of(slots)
-        return slots, self._members
+            slots = self._longest_first(slots)
+            self._members = slots, self.sequences_of(slots)
+        return self._members
+
+    def _longest_first(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
+        # the order in which attention starts: the longest would end alone if it came last
+        return slots[np.argsort(-self.num_computed[slots], kind="stable")]

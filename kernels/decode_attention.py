@@ -6,9 +6,10 @@ workspace that stays in the processor's cache, then one SDPA call reads it. That
 attending to blocks where they lie, even where they lie end to end. What the layers of a step
 share is worked out once, in a `DecodePlan`.
 
-On a GPU a kernel reads the blocks where they lie, and long sequences of a small batch are split
+On a GPU a kernel reads the blocks where they lie, and what is long beside the whole batch is split
 among programs. What the layers share is a `PagedDecode`, whose tensors stay in place, so that a
-captured graph can be replayed for other sequences.
+captured graph can be replayed for other sequences. Programs start in the order of the rows: with the
+longest sequences first none is left to run alone at the end.
 """
 
 import math
@@ -22,16 +23,19 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kernels.cascade_attention import ROW_TOKENS, Cascade, attend_prefixes
+from kernels.configs import tuned
 from kernels.fp8_kv import as_bytes, dequantise_kv
 from kernels.gather_kv import cached_tokens
 
 # keys and values of one group: half of a core's share of the processor's cache
 WORKSPACE_BYTES = 2 << 20
-# 2.5 for each of an H200's 132 multiprocessors: fewer programs leave its memory waiting
-MIN_PROGRAMS = 330
+# parts that a batch's tokens are cut into, or more: five for each of an H200's 132 multiprocessors
+MIN_PARTS = 660
+# a part of fewer tokens takes longer to start and to join than to read
+MIN_SPLIT_TOKENS = 64
 MAX_SPLITS = 32
-# a split of fewer tokens takes longer to start and to join than to read
-MIN_SPLIT_TOKENS = 256
+# programs of a launch, for each number of a head: those without a part take a nanosecond each
+MAX_PROGRAMS_A_DIM = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +83,38 @@ class DecodePlan:
 
 
 @dataclass(frozen=True, slots=True)
+class Splits:
+    """
+    Sequences in parts, and where these meet.
+
+    Args:
+        max_tokens: [1] int32, tokens that are not cut; what is longer is, into equal parts.
+        outputs: [num_seqs, num_heads, num_splits, head_dim] float32, of the parts, one layer's at a time.
+        lses: [num_seqs, num_heads, num_splits] float32, their log-sum-exps to base 2.
+        arrivals: [num_seqs * num_kv_heads] int32 at most, parts that are done; zeros between two calls.
+    """
+
+    max_tokens: Tensor
+    outputs: Tensor
+    lses: Tensor
+    arrivals: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class SplitWorkspace:
+    """
+    What the parts of any batch up to a largest fit into.
+
+    Args:
+        partials: [size] float32; of size 0 where no batch is split.
+        arrivals: [max_num_seqs * programs_a_seq] int32, zeros.
+    """
+
+    partials: Tensor
+    arrivals: Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class PagedDecode:
     """
     What all layers of a step with one window share on a GPU.
@@ -88,10 +124,7 @@ class PagedDecode:
         slots: [num_seqs] int32, each sequence's row of `block_tables`.
         seq_lens: [num_seqs] int32, tokens in the cache, the newest among them; 0 gives zeros.
         window: The token at i sees j where i - window < j <= i; None is all up to i.
-        num_splits: Parts that each sequence is cut into.
-        partial_outputs: [num_seqs, num_heads, num_splits, head_dim] float32, one layer's at a time.
-        partial_lses: [num_seqs, num_heads, num_splits] float32, their log-sum-exps to base 2.
-            Both are None where there is one split.
+        splits: How long sequences are cut; None where none is.
         cascade: Prefixes that are attended first, each for all sequences that share it; without a window alone.
     """
 
@@ -99,10 +132,13 @@ class PagedDecode:
     slots: Tensor
     seq_lens: Tensor
     window: int | None
-    num_splits: int
-    partial_outputs: Tensor | None
-    partial_lses: Tensor | None
+    splits: Splits | None
     cascade: Cascade | None = None
+
+    @property
+    def num_splits(self) -> int:
+        """Most parts of a sequence."""
+        return self.splits.outputs.shape[2] if self.splits is not None else 1
 
 
 def plan_decode(
@@ -151,68 +187,80 @@ def plan_decode(
     return DecodePlan(block_tables, seq_lens, window, places, tuple(groups))
 
 
-def num_splits_for(num_seqs: int, num_kv_heads: int, max_model_len: int, min_programs: int = MIN_PROGRAMS) -> int:
+def num_splits_for(num_programs: int, head_dim: int, max_model_len: int) -> int:
     """
-    Parts to cut each sequence of a batch into: a power of two that depends on no sequence's length.
+    Most parts that a sequence of a batch may be cut into: a power of two that depends on no sequence's length.
 
     Args:
-        num_seqs: The batch that a graph is captured for.
-        num_kv_heads: Those of this GPU.
+        num_programs: Of an uncut batch; see `programs_of`.
+        head_dim: What a program reads of a token grows with it, and what one costs that has nothing to do does not.
         max_model_len: Longest sequence, or the window where that is shorter.
-        min_programs: As many are wanted at least.
     """
-    wanted = -(-min_programs // (num_seqs * num_kv_heads))
-    longest = max(1, min(MAX_SPLITS, max_model_len // MIN_SPLIT_TOKENS))
-    # up to a power of two for the batch, down to one for the length
-    return min(1 << (wanted - 1).bit_length(), 1 << (longest.bit_length() - 1))
+    room = max(1, MAX_PROGRAMS_A_DIM * head_dim // num_programs)
+    longest = max(1, max_model_len // MIN_SPLIT_TOKENS)
+    return min(MAX_SPLITS, 1 << (min(room, longest).bit_length() - 1))
 
 
-def paged_workspace(
-    max_num_seqs: int, num_heads: int, num_kv_heads: int, head_dim: int, max_model_len: int, device: torch.device
-) -> Tensor:
+def split_tokens_for(num_tokens: int, heads_a_token: int) -> int:
     """
-    Memory for the partial results of any batch up to `max_num_seqs`, for `plan_paged_decode`.
-
-    Returns:
-        [size] float32; of size 0 where no batch is split.
-    """
-    batches = range(1, max_num_seqs + 1)
-    counts = [(num_seqs, num_splits_for(num_seqs, num_kv_heads, max_model_len)) for num_seqs in batches]
-    parts = max((num_seqs * num_splits for num_seqs, num_splits in counts if num_splits > 1), default=0)
-    return torch.empty(parts * num_heads * (head_dim + 1), dtype=torch.float32, device=device)
-
-
-def plan_paged_decode(
-    block_tables: Tensor,
-    slots: Tensor,
-    seq_lens: Tensor,
-    window: int | None,
-    num_splits: int,
-    workspace: Tensor,
-    num_heads: int,
-    head_dim: int,
-    cascade: Cascade | None = None,
-) -> PagedDecode:
-    """
-    Lay a batch's partial results into a workspace that all layers and batches share.
+    How many tokens of one sequence a program should read at most.
 
     Args:
-        block_tables, slots, seq_lens, window, num_splits, cascade: As in `PagedDecode`.
-        workspace: `paged_workspace` of this batch size or a larger one.
+        num_tokens: That the whole batch attends to.
+        heads_a_token: Programs that read each; see `programs_of`.
     """
-    assert cascade is None or window is None
+    return max(MIN_SPLIT_TOKENS, -(-num_tokens * heads_a_token // MIN_PARTS))
+
+
+def programs_of(num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
+    """Programs that read a sequence which is not cut: some have several KV heads."""
+    name = str(dtype).removeprefix("torch.")
+    heads = tuned("decode_attention", head_dim=head_dim, group_size=num_heads // num_kv_heads, dtype=name)["heads"]
+    return num_kv_heads // heads if num_kv_heads % heads == 0 else num_kv_heads
+
+
+def split_workspace(
+    max_num_seqs: int, programs_a_seq: int, num_heads: int, head_dim: int, max_model_len: int, device: torch.device
+) -> SplitWorkspace:
+    """Memory for the parts of any batch up to `max_num_seqs`, for `plan_splits`."""
+    batches = range(1, max_num_seqs + 1)
+    counts = [(seqs, num_splits_for(seqs * programs_a_seq, head_dim, max_model_len)) for seqs in batches]
+    parts = max((num_seqs * num_splits for num_seqs, num_splits in counts if num_splits > 1), default=0)
+    return SplitWorkspace(
+        torch.empty(parts * num_heads * (head_dim + 1), dtype=torch.float32, device=device),
+        torch.zeros(max_num_seqs * programs_a_seq, dtype=torch.int32, device=device),
+    )
+
+
+def plan_splits(
+    num_seqs: int, num_splits: int, max_tokens: Tensor, workspace: SplitWorkspace, num_heads: int, head_dim: int
+) -> Splits | None:
+    """
+    Lay a batch's parts into a workspace that all layers and batches share.
+
+    Args:
+        num_splits: Of any sequence at most; with 1 none is cut.
+        max_tokens: As in `Splits`.
+        workspace: `split_workspace` of this batch size or a larger one.
+    """
     if num_splits == 1:
-        return PagedDecode(block_tables, slots, seq_lens, window, 1, None, None, cascade)
-    shape = (len(seq_lens), num_heads, num_splits)
-    parts = len(seq_lens) * num_heads * num_splits
-    outputs = workspace[: parts * head_dim].view(*shape, head_dim)
-    lses = workspace[parts * head_dim : parts * (head_dim + 1)].view(shape)
-    return PagedDecode(block_tables, slots, seq_lens, window, num_splits, outputs, lses, cascade)
+        return None
+    shape = (num_seqs, num_heads, num_splits)
+    parts = num_seqs * num_heads * num_splits
+    outputs = workspace.partials[: parts * head_dim].view(*shape, head_dim)
+    lses = workspace.partials[parts * head_dim : parts * (head_dim + 1)].view(shape)
+    return Splits(max_tokens, outputs, lses, workspace.arrivals)
 
 
 @overload
 def decode_attention(
-    query: Tensor, kv_cache: Tensor, plan: DecodePlan, scale: float, *, kv_scales: Tensor | None = None
+    query: Tensor,
+    kv_cache: Tensor,
+    plan: DecodePlan,
+    scale: float,
+    *,
+    kv_scales: Tensor | None = None,
+    upcoming: Tensor | None = None,
 ) -> Tensor: ...
 
 
@@ -225,6 +273,7 @@ def decode_attention(
     *,
     softcap: float = 0.0,
     kv_scales: Tensor | None = None,
+    upcoming: Tensor | None = None,
 ) -> Tensor: ...
 
 
@@ -236,6 +285,7 @@ def decode_attention(
     *,
     softcap: float = 0.0,
     kv_scales: Tensor | None = None,
+    upcoming: Tensor | None = None,
 ) -> Tensor:
     """
     Attend each sequence's newest token to its cached keys, its own among them.
@@ -244,11 +294,13 @@ def decode_attention(
         query: [num_seqs, num_heads, head_dim].
         kv_cache: [2, num_blocks, num_kv_heads, block_size, head_dim]; on a CPU a view of
             memory in the order [2, num_blocks, block_size, num_kv_heads, head_dim].
-        plan: `plan_decode` of these sequences on a CPU, `plan_paged_decode` on a GPU.
+        plan: `plan_decode` of these sequences on a CPU, a `PagedDecode` on a GPU.
         scale: Multiplies the scores; 1 / sqrt(head_dim) as a rule.
         softcap: Scores become softcap * tanh(score / softcap); 0 leaves them. On a GPU.
         kv_scales: [2, num_blocks, num_kv_heads, block_size] float32, what each token's keys and
             values in a float8_e4m3fn cache are multiplied by.
+        upcoming: Contiguous; what a later product reads. Few sequences leave a GPU's memory idle: it is brought
+            nearer meanwhile.
 
     Returns:
         [num_seqs, num_heads, head_dim], the dtype of `query`.
@@ -263,7 +315,9 @@ def decode_attention(
     if query.is_cuda:
         from kernels.cuda.decode_attention import decode_attention_triton
 
-        return decode_attention_triton(query, kv_cache, plan, scale, softcap=softcap, kv_scales=kv_scales)
+        return decode_attention_triton(
+            query, kv_cache, plan, scale, softcap=softcap, kv_scales=kv_scales, upcoming=upcoming
+        )
     return paged_decode_reference(query, kv_cache, plan, scale, softcap=softcap, kv_scales=kv_scales)
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from engine.batch import ForwardBatch
 from engine.cuda.cascade import CascadeGate, StepCascade
+from engine.cuda.decode_plans import DecodePlans
 from engine.cuda.device_state import DeviceState
 from engine.cuda.graphs import DecodeGraphs, Sampling
 from engine.cuda.kv_cache import CudaKVCache
@@ -21,7 +22,7 @@ from engine.model.decoder import Decoder
 from engine.request import Step, StepResult, TokenLogprob
 from engine.sampler import LogprobRows, Sampled, Sampler
 from engine.sampling_params import Feature, SamplingParams
-from kernels.decode_attention import PagedDecode, num_splits_for, paged_workspace, plan_paged_decode
+from kernels.decode_attention import PagedDecode
 from kernels.prefill_attention import VarlenPart, VarlenPrefill
 from kernels.sampling import argmax, sample_slots
 from kernels.step_state import JOIN_COLUMNS, DecodeInputs, begin_decode, end_step, join_slots, scatter
@@ -121,9 +122,12 @@ class CudaModelRunner:
             head_count=self._packer.head_count,
             num_rows=max_num_seqs + 1,
         )
-        config = model.config
-        self._workspace = paged_workspace(
-            max_num_seqs, config.num_heads, config.num_kv_heads, config.head_dim, max_model_len, sampler.state.device
+        self._decode_plans = DecodePlans(
+            model.config,
+            kv_cache.shape.dtype,
+            self.state.rows.block_tables,
+            max_num_seqs=max_num_seqs,
+            max_model_len=max_model_len,
         )
         self._logits: Tensor | None = None
         # by slot, what sampling must do for it
@@ -217,6 +221,7 @@ class CudaModelRunner:
         numbers = self._transfers.begin()
         packed = self._packer.pack(step, numbers)
         count, shares = self.cascade.fill(numbers, packed.count, step.decodes.slots)
+        self._decode_plans.fill(numbers, step.decodes.starts, self.cascade.num_saved if shares else 0)
         # after the host's work: where the device waited for it, that is no part of the step
         begin = record_timed_event() if self.step_events is not None else None
         sent = self._transfers.send(count)
@@ -272,7 +277,7 @@ class CudaModelRunner:
         """One decode step over the static buffers: what a graph holds."""
         numbers, inputs = self._transfers.numbers, self.state.inputs.rows(count)
         slots = self._begin_decode(count, inputs, numbers)
-        plans = self._decode_plans(slots, inputs, count, numbers if cascade else None)
+        plans = self._plan_decodes(slots, inputs, numbers, cascade)
         batch = self._batch(inputs, count, plans, {})
         logits = self.model.logits(self.model.forward(batch, self.kv_cache.layers, self.kv_cache.scales))
         if sampling is Sampling.LOGITS:
@@ -314,7 +319,7 @@ class CudaModelRunner:
         if count:
             decodes = inputs.rows(count)
             slots = self._begin_decode(count, decodes, sent)
-            decode = self._decode_plans(slots, decodes, count, sent if cascade else None)
+            decode = self._plan_decodes(slots, decodes, sent, cascade)
         inputs.input_ids[count:].copy_(sent[prefill.input_ids.place])
         inputs.positions[count:].copy_(sent[prefill.positions.place])
         inputs.slot_mapping[count:].copy_(sent[prefill.slot_mapping.place])
@@ -356,28 +361,11 @@ class CudaModelRunner:
             prefill=prefill,
         )
 
-    def _decode_plans(
-        self, slots: Tensor, inputs: DecodeInputs, count: int, shared: Tensor | None
+    def _plan_decodes(
+        self, slots: Tensor, inputs: DecodeInputs, sent: Tensor, cascade: bool
     ) -> dict[int | None, PagedDecode]:
-        # shared: the numbers on the device, where they say which prefixes are shared
-        splits = num_splits_for(count, self.model.config.num_kv_heads, self.max_model_len)
-        config = self.model.config
-        cascade = self.cascade.plan(shared, count) if shared is not None else None
-        return {
-            window: plan_paged_decode(
-                self.state.rows.block_tables,
-                slots,
-                inputs.seq_lens,
-                window,
-                splits,
-                self._workspace,
-                config.num_heads,
-                config.head_dim,
-                # behind a window's start nobody sees the whole prefix
-                cascade if window is None else None,
-            )
-            for window in self.windows
-        }
+        shared = self.cascade.plan(sent, len(slots)) if cascade else None
+        return self._decode_plans.plan(slots, inputs.seq_lens, sent, shared)
 
     def _prefill_plans(self, prefill: PackedPrefill, sent: Tensor) -> dict[int | None, VarlenPrefill]:
         fresh = self._part(prefill.fresh, sent) if prefill.fresh is not None else None

@@ -6,6 +6,10 @@ heads of a KV head share what is read, as rows of one product. A tile may be cut
 has its own tokens or KV head, its own running maximum and its own sum, and streams meet after the
 loop only, so that warps which hold a stream each never wait for one another's maxima.
 
+How many parts a sequence has is found out on the device, from its length: a launch has programs for
+the most that there can be, and those without a part end at once. Of the programs of a sequence that
+is cut, the one which ends last joins the parts.
+
 Sources: Kwon et al. 2023, arXiv:2309.06180; Dao et al. 2023, "Flash-Decoding" (splits).
 """
 
@@ -17,7 +21,15 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.configs import tuned
-from kernels.cuda.early import let_next_start, starts_early, wait_for_previous
+from kernels.cuda.early import (
+    MAX_FETCHED_BYTES,
+    PIECE,
+    fetch_rows,
+    fetch_share,
+    let_next_start,
+    starts_early,
+    wait_for_previous,
+)
 from kernels.decode_attention import PagedDecode
 
 # finite, so that the difference of two is never NaN
@@ -26,6 +38,9 @@ LOG2_E = 1.4426950408889634
 # float16 would lose probabilities times small scales of values among its subnormals
 VALUE_GAIN = tl.constexpr(1024.0)
 LARGEST_HALF = tl.constexpr(65504.0)
+# partial results that one program begins with or joins at once
+ITEMS_A_PART = tl.constexpr(4)
+PARTS_AT_ONCE = tl.constexpr(8)
 DOT_DTYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 
 
@@ -37,11 +52,12 @@ def decode_attention_triton(
     *,
     softcap: float = 0.0,
     kv_scales: Tensor | None = None,
+    upcoming: Tensor | None = None,
 ) -> Tensor:
     group_size = query.shape[1] // kv_cache.shape[2]
     dtype = str(kv_cache.dtype).removeprefix("torch.")
     config = tuned("decode_attention", head_dim=query.shape[2], group_size=group_size, dtype=dtype)
-    return launch(query, kv_cache, plan, scale, softcap, kv_scales, config)
+    return launch(query, kv_cache, plan, scale, softcap, kv_scales, config, upcoming)
 
 
 def launch(
@@ -52,9 +68,10 @@ def launch(
     softcap: float,
     kv_scales: Tensor | None,
     config: dict[str, int],
+    upcoming: Tensor | None = None,
 ) -> Tensor:
     """
-    Attend with a given configuration.
+    Attend with a given configuration; see `kernels.decode_attention.decode_attention`.
 
     Args:
         config: "tile", the tokens that a stream reads at once, 16 at least; "slices", the streams
@@ -69,15 +86,14 @@ def launch(
     heads = config["heads"] if num_kv_heads % config["heads"] == 0 else 1
 
     out = torch.empty(num_seqs, num_heads, head_dim, dtype=query.dtype, device=query.device)
-    parts, lses = plan.partial_outputs, plan.partial_lses
-    split = parts is not None
+    splits = plan.splits
     scales = kv_cache if kv_scales is None else kv_scales
     # without a cap the scale takes scores to powers of two, with one to those of the tangent
     early = starts_early(num_seqs)
     exponent = LOG2_E * scale * (2.0 / softcap if softcap else 1.0)
-    _decode_kernel[(num_kv_heads // heads, num_seqs, plan.num_splits)](
-        parts if split else out,
-        lses,
+    _decode_kernel[(num_kv_heads // heads, plan.num_splits, num_seqs)](
+        out,
+        *((None,) * 4 if splits is None else (splits.outputs, splits.lses, splits.arrivals, splits.max_tokens)),
         query,
         kv_cache,
         kv_scales,
@@ -85,7 +101,6 @@ def launch(
         plan.slots,
         plan.seq_lens,
         plan.window or 2**30,
-        plan.num_splits,
         exponent,
         LOG2_E * softcap,
         *query.stride()[:2],
@@ -93,30 +108,19 @@ def launch(
         *scales.stride()[:3],
         plan.block_tables.stride(0),
         *_prefix_of(plan),
+        upcoming if early else None,
+        min(upcoming.nbytes, MAX_FETCHED_BYTES) // PIECE.value if upcoming is not None and early else 0,
         **constants(query, kv_cache, config),
         HEADS=heads,
         SOFTCAP=softcap > 0,
         SCALED=kv_scales is not None,
-        SPLIT=split,
+        SPLIT=splits is not None,
         PREFIX_ROWS=plan.cascade.layout.tile_rows if plan.cascade is not None else 0,
         EARLY=early,
         num_warps=config["warps"],
         num_stages=config["stages"],
         launch_pdl=early,
     )
-    if split:
-        _reduce_kernel[(num_heads, num_seqs)](
-            out,
-            parts,
-            lses,
-            plan.num_splits,
-            HEAD_DIM=head_dim,
-            BLOCK_D=triton.next_power_of_2(head_dim),
-            BLOCK_SPLITS=triton.next_power_of_2(plan.num_splits),
-            EARLY=early,
-            num_warps=1 if plan.num_splits <= 8 else 4,
-            launch_pdl=early,
-        )
     return out
 
 
@@ -136,6 +140,8 @@ def constants(query: Tensor, kv_cache: Tensor, config: dict[str, int]) -> dict[s
         "BLOCK_SIZE": kv_cache.shape[3],
         # 16 rows are the least that matrix instructions take
         "BLOCK_M": max(16, triton.next_power_of_2(group_size)),
+        # where there is no product, the fewest that hold a group
+        "BLOCK_G": triton.next_power_of_2(group_size),
         "BLOCK_D": max(16, triton.next_power_of_2(query.shape[2])),
         "TILE": config["tile"],
         "SLICES": config["slices"],
@@ -144,10 +150,13 @@ def constants(query: Tensor, kv_cache: Tensor, config: dict[str, int]) -> dict[s
     }
 
 
-@triton.jit(do_not_specialize=["window", "num_splits", "table_stride"])
+@triton.jit(do_not_specialize=["window", "table_stride", "upcoming_pieces"])
 def _decode_kernel(
     out,
-    lses,
+    part_outputs,
+    part_lses,
+    arrivals,
+    split_tokens,
     query,
     kv_cache,
     kv_scales,
@@ -155,7 +164,6 @@ def _decode_kernel(
     slots,
     seq_lens,
     window,
-    num_splits,
     scale,
     softcap,
     query_seq_stride,
@@ -171,10 +179,13 @@ def _decode_kernel(
     prefix_rows,
     prefix_outputs,
     prefix_lses,
+    upcoming,
+    upcoming_pieces,
     GROUP_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr,
+    BLOCK_G: tl.constexpr,
     BLOCK_D: tl.constexpr,
     TILE: tl.constexpr,
     HEADS: tl.constexpr,
@@ -188,18 +199,26 @@ def _decode_kernel(
     EARLY: tl.constexpr,
 ):
     let_next_start(EARLY)
-    wait_for_previous(EARLY)
+    if upcoming is not None:
+        fetch_share(upcoming, upcoming_pieces, 32)
     first_head = tl.program_id(0) * HEADS
-    seq = tl.program_id(1)
+    seq = tl.program_id(2)
     STEP: tl.constexpr = TILE * SLICES
-    start, stop, empty = _stretch(seq, seq_lens, window, num_splits, prefix_rows, STEP, PREFIX_ROWS)
-    if SPLIT and empty:
-        places, members = _places(num_splits, GROUP_SIZE, BLOCK_M, HEADS)
-        tl.store(lses + places, tl.full(places.shape, LOWEST, tl.float32), mask=members < GROUP_SIZE)
+    # what the step began with: not of the kernel right ahead, which alone may still run (see `kernels.cuda.early`)
+    start, stop, num_parts = _stretch(seq, seq_lens, window, split_tokens, prefix_rows, STEP, SPLIT, PREFIX_ROWS)
+    if SPLIT and tl.program_id(1) >= num_parts:
         return
     table = block_tables + tl.load(slots + seq).to(tl.int64) * table_stride
 
     heads, offsets = _streams(first_head, TILE, HEADS, SLICES)
+    if EARLY:
+        positions = tl.minimum(start + offsets, tl.maximum(stop - 1, 0))
+        blocks = tl.load(table + positions // BLOCK_SIZE).to(tl.int64)
+        places = blocks * cache_block_stride + heads * cache_head_stride + positions % BLOCK_SIZE * cache_token_stride
+        ROW_BYTES: tl.constexpr = HEAD_DIM * kv_cache.dtype.element_ty.primitive_bitwidth // 8
+        fetch_rows(kv_cache + places, ROW_BYTES)
+        fetch_rows(kv_cache + places + cache_half_stride, ROW_BYTES)
+    wait_for_previous(EARLY)
     dims = tl.arange(0, BLOCK_D)
     rows = tl.arange(0, BLOCK_M)
     q = tl.load(
@@ -219,7 +238,7 @@ def _decode_kernel(
     acc = tl.zeros(q.shape, tl.float32)
     if PREFIX_ROWS:
         highest, total, acc = _behind_prefix(
-            prefix_rows + seq * 4, prefix_outputs, prefix_lses, heads, highest, total, acc,
+            prefix_rows + seq * 4, prefix_outputs, prefix_lses, num_parts, heads, highest, total, acc,
             GROUP_SIZE, HEAD_DIM, BLOCK_M, BLOCK_D, HEADS, SLICES, PREFIX_ROWS,
         )  # fmt: skip
         if SCALED:
@@ -257,26 +276,39 @@ def _decode_kernel(
         highest = raised
     if SCALED:
         acc *= 1.0 / VALUE_GAIN
-    _finish(out, lses, highest, total, acc, num_splits, GROUP_SIZE, HEAD_DIM, BLOCK_M, BLOCK_D, HEADS, SLICES, SPLIT)
+    total, highest, acc = _met(highest, total, acc, BLOCK_M, BLOCK_D, HEADS, SLICES)
+    if SPLIT and num_parts > 1:
+        _store(part_outputs, part_lses, highest, total, acc, GROUP_SIZE, HEAD_DIM, BLOCK_M, BLOCK_D, HEADS, True)
+        _join_last(out, part_outputs, part_lses, arrivals, num_parts, GROUP_SIZE, HEAD_DIM, BLOCK_G, BLOCK_D, HEADS)
+    else:
+        _store(out, None, highest, total, acc, GROUP_SIZE, HEAD_DIM, BLOCK_M, BLOCK_D, HEADS, False)
 
 
 @triton.jit
-def _stretch(seq, seq_lens, window, num_splits, prefix_rows, STEP: tl.constexpr, PREFIX_ROWS: tl.constexpr):
-    """Where the tokens of a program begin and end, and whether it has nothing to do."""
+def _stretch(
+    seq, seq_lens, window, split_tokens, prefix_rows,
+    STEP: tl.constexpr, SPLIT: tl.constexpr, PREFIX_ROWS: tl.constexpr,
+):  # fmt: skip
+    """Where the tokens of a program begin and end, and how many parts its sequence has."""
     seq_len = tl.load(seq_lens + seq)
     # the newest token sees the last `window` tokens: no key in the range needs a mask
     first = tl.maximum(seq_len - window, 0)
+    num_items = 0
     if PREFIX_ROWS:
         # the tokens before it have been attended for all that share them; there is one behind it at least
         first = tl.load(prefix_rows + seq * 4)
-    share = tl.cdiv(tl.cdiv(seq_len - first, num_splits), STEP) * STEP
-    start = first + tl.program_id(2) * share
-    stop = tl.minimum(start + share, seq_len)
-    empty = start >= stop
-    if PREFIX_ROWS:
-        # the last splits of a short sequence may have items of its prefix nevertheless
-        empty &= tl.program_id(2) >= tl.load(prefix_rows + seq * 4 + 2)
-    return start, stop, empty
+        num_items = tl.load(prefix_rows + seq * 4 + 2)
+    length = seq_len - first
+    num_parts = 1
+    share = length
+    if SPLIT:
+        wanted = tl.maximum(tl.cdiv(length, tl.load(split_tokens)), tl.cdiv(num_items, ITEMS_A_PART))
+        wanted = tl.maximum(tl.minimum(wanted, tl.num_programs(1)), 1)
+        share = tl.maximum(tl.cdiv(tl.cdiv(length, wanted), STEP), 1) * STEP
+        # rounding leaves some without a token; they may have items nevertheless
+        num_parts = tl.maximum(tl.maximum(tl.cdiv(length, share), tl.minimum(wanted, num_items)), 1)
+    start = first + tl.program_id(1) * share
+    return start, tl.minimum(start + share, seq_len), num_parts
 
 
 @triton.jit
@@ -294,11 +326,11 @@ def _streams(first_head, TILE: tl.constexpr, HEADS: tl.constexpr, SLICES: tl.con
 
 @triton.jit
 def _behind_prefix(
-    row, outputs, lses, heads, highest, total, acc,
+    row, outputs, lses, num_parts, heads, highest, total, acc,
     GROUP_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
     HEADS: tl.constexpr, SLICES: tl.constexpr, PREFIX_ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Begin with what the pass over shared prefixes found for a sequence: each split with its share of the items."""
+    """Begin with what the pass over shared prefixes found for a sequence: each part with its share of the items."""
     num_kv_heads = tl.num_programs(0) * HEADS
     num_items = tl.load(row + 2)
     first = tl.load(row + 1).to(tl.int64)
@@ -309,7 +341,7 @@ def _behind_prefix(
         # the first slice of each head
         mask = mask[None, :] & (tl.arange(0, HEADS * SLICES) < HEADS)[:, None]
     offsets = heads * PREFIX_ROWS + (tl.load(row + 3) * GROUP_SIZE + rows)
-    for item in range(tl.program_id(2), num_items, tl.num_programs(2)):
+    for item in range(tl.program_id(1), num_items, num_parts):
         places = (first + item) * num_kv_heads * PREFIX_ROWS + offsets
         logs = tl.load(lses + places, mask=mask, other=LOWEST)
         part = tl.load(
@@ -332,32 +364,8 @@ def _transposed(tile):
 
 
 @triton.jit
-def _places(num_splits, GROUP_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, HEADS: tl.constexpr):
-    """The row of the output that each row of a program's result is, and its place in its group."""
-    rows = tl.arange(0, HEADS * BLOCK_M)
-    members = rows % BLOCK_M
-    heads = (tl.program_id(0) * HEADS + rows // BLOCK_M) * GROUP_SIZE + members
-    num_heads = tl.num_programs(0) * HEADS * GROUP_SIZE
-    return (tl.program_id(1) * num_heads + heads).to(tl.int64) * num_splits + tl.program_id(2), members
-
-
-@triton.jit
-def _finish(
-    out,
-    lses,
-    highest,
-    total,
-    acc,
-    num_splits,
-    GROUP_SIZE: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    HEADS: tl.constexpr,
-    SLICES: tl.constexpr,
-    SPLIT: tl.constexpr,
-):
-    """Join the slices of each head, and write its output or, of a split, its part of it."""
+def _met(highest, total, acc, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, HEADS: tl.constexpr, SLICES: tl.constexpr):
+    """The slices of each head as one: sums, maxima and outputs of its rows."""
     highest = tl.reshape(highest, [SLICES, HEADS * BLOCK_M])
     total = tl.reshape(total, [SLICES, HEADS * BLOCK_M])
     acc = tl.reshape(acc, [SLICES, HEADS * BLOCK_M, BLOCK_D])
@@ -365,37 +373,69 @@ def _finish(
     decay = tl.exp2(highest - peak[None, :])
     # a sequence of no tokens gives zeros
     total = tl.maximum(tl.sum(total * decay, 0), 1.0e-30)
-    acc = tl.sum(acc * tl.expand_dims(decay, -1), 0) / total[:, None]
+    return total, peak, tl.sum(acc * tl.expand_dims(decay, -1), 0) / total[:, None]
 
-    places, members = _places(num_splits, GROUP_SIZE, BLOCK_M, HEADS)
+
+@triton.jit
+def _rows(GROUP_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, HEADS: tl.constexpr):
+    """For each row of a program's result its row of the output, and whether there is one."""
+    rows = tl.arange(0, HEADS * BLOCK_M)
+    members = rows % BLOCK_M
+    heads = (tl.program_id(0) * HEADS + rows // BLOCK_M) * GROUP_SIZE + members
+    num_heads = tl.num_programs(0) * HEADS * GROUP_SIZE
+    return (tl.program_id(2) * num_heads + heads).to(tl.int64), members < GROUP_SIZE
+
+
+@triton.jit
+def _store(
+    out, lses, highest, total, acc,
+    GROUP_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
+    HEADS: tl.constexpr, PART: tl.constexpr,
+):  # fmt: skip
+    """Write a program's result: the output of its sequence, or a part of it."""
+    places, real = _rows(GROUP_SIZE, BLOCK_M, HEADS)
+    if PART:
+        places = places * tl.num_programs(1) + tl.program_id(1)
+        tl.store(lses + places, highest + tl.log2(total), mask=real)
     dims = tl.arange(0, BLOCK_D)
-    mask = (members < GROUP_SIZE)[:, None] & (dims < HEAD_DIM)[None, :]
+    mask = real[:, None] & (dims < HEAD_DIM)[None, :]
     tl.store(out + places[:, None] * HEAD_DIM + dims[None, :], acc.to(out.dtype.element_ty), mask=mask)
-    if SPLIT:
-        tl.store(lses + places, peak + tl.log2(total), mask=members < GROUP_SIZE)
 
 
-@triton.jit(do_not_specialize=["num_splits"])
-def _reduce_kernel(
-    out,
-    parts,
-    lses,
-    num_splits,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_SPLITS: tl.constexpr,
-    EARLY: tl.constexpr,
-):
-    let_next_start(EARLY)
-    wait_for_previous(EARLY)
-    row = tl.program_id(1).to(tl.int64) * tl.num_programs(0) + tl.program_id(0)
-    splits = tl.arange(0, BLOCK_SPLITS)
-    dims = tl.arange(0, BLOCK_D)
-    places = row * num_splits + splits
-    logs = tl.load(lses + places, mask=splits < num_splits, other=LOWEST)
-    # an empty split wrote no output
-    mask = (logs > LOWEST)[:, None] & (dims < HEAD_DIM)[None, :]
-    part = tl.load(parts + places[:, None] * HEAD_DIM + dims[None, :], mask=mask, other=0.0)
-    weights = tl.exp2(logs - tl.max(logs, 0))
-    joined = tl.sum(part * weights[:, None], 0) / tl.sum(weights, 0)
-    tl.store(out + row * HEAD_DIM + dims, joined.to(out.dtype.element_ty), mask=dims < HEAD_DIM)
+@triton.jit
+def _join_last(
+    out, part_outputs, part_lses, arrivals, num_parts,
+    GROUP_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, HEADS: tl.constexpr,
+):  # fmt: skip
+    """Join the parts of a sequence, if all others are done."""
+    # what all threads wrote is there before it is counted
+    tl.debug_barrier()
+    counter = arrivals + tl.program_id(2) * tl.num_programs(0) + tl.program_id(0)
+    if tl.atomic_add(counter, 1, sem="acq_rel") == num_parts - 1:
+        tl.store(counter, 0)
+        rows, real = _rows(GROUP_SIZE, BLOCK_G, HEADS)
+        dims = tl.arange(0, BLOCK_D)
+        highest = tl.full([HEADS * BLOCK_G], LOWEST, tl.float32)
+        total = tl.zeros([HEADS * BLOCK_G], tl.float32)
+        acc = tl.zeros([HEADS * BLOCK_G, BLOCK_D], tl.float32)
+        for begin in range(0, num_parts, PARTS_AT_ONCE):
+            parts = begin + tl.arange(0, PARTS_AT_ONCE)
+            places = rows[None, :] * tl.num_programs(1) + parts[:, None]
+            mask = (parts < num_parts)[:, None] & real[None, :]
+            # past the first cache, which may hold what lay there in the layer before
+            logs = tl.load(part_lses + places, mask=mask, other=LOWEST, cache_modifier=".cg")
+            outputs = tl.load(
+                part_outputs + tl.expand_dims(places * HEAD_DIM, -1) + dims,
+                mask=tl.expand_dims(mask, -1) & (dims < HEAD_DIM),
+                other=0.0,
+                cache_modifier=".cg",
+            )
+            raised = tl.maximum(highest, tl.max(logs, 0))
+            decay = tl.exp2(highest - raised)
+            weights = tl.exp2(logs - raised[None, :])
+            total = total * decay + tl.sum(weights, 0)
+            acc = acc * decay[:, None] + tl.sum(outputs * tl.expand_dims(weights, -1), 0)
+            highest = raised
+        mask = real[:, None] & (dims < HEAD_DIM)[None, :]
+        joined = (acc / total[:, None]).to(out.dtype.element_ty)
+        tl.store(out + rows[:, None] * HEAD_DIM + dims[None, :], joined, mask=mask)

@@ -81,5 +81,5 @@ def test_columns_keep_the_slots_of_the_plan() -> None:
 
     scheduler.abort(sequences[0])
 
-    assert [0, 1] == step.decodes.slots.tolist()
+    assert [1, 0] == step.decodes.slots.tolist()
     assert [-1, 1] == [sequence.slot for sequence in sequences]

@@ -90,7 +90,7 @@ def test_a_graph_follows_the_prefixes() -> None:
     """
     batch = batch_of(2, 128, torch.bfloat16)
     query = torch.randn(NUM_SEQS, 8, 128, dtype=torch.bfloat16, device="cuda")
-    plain = batch.plan(8, None, num_splits_for(NUM_SEQS, 2, 4096))
+    plain = batch.plan(8, None, num_splits_for(2 * NUM_SEQS, 128, 4096))
     plan = with_pass(batch, plain, query)
     layout = cascade_layout(NUM_SEQS, 8, 2, 128, torch.bfloat16)
     assert layout is not None

@@ -20,7 +20,7 @@ def batch_of(num_kv_heads: int, head_dim: int, dtype: torch.dtype, block_size: i
 
 
 def check(batch: PagedBatch, query: torch.Tensor, window: int | None, num_splits: int, softcap: float = 0.0) -> None:
-    plan, scale = batch.plan(query.shape[1], window, num_splits), query.shape[2] ** -0.5
+    plan, scale = batch.plan(query.shape[1], window, num_splits, 100), query.shape[2] ** -0.5
 
     actual = decode_attention(query, batch.kv_cache, plan, scale, softcap=softcap, kv_scales=batch.kv_scales)
 
@@ -82,7 +82,8 @@ def test_a_graph_follows_the_lengths() -> None:
     """
     batch = batch_of(2, 128, torch.bfloat16)
     query = torch.randn(len(SEQ_LENS), 8, 128, dtype=torch.bfloat16, device="cuda")
-    plan = batch.plan(8, None, num_splits_for(len(SEQ_LENS), 2, 2049))
+    plan = batch.plan(8, None, num_splits_for(2 * len(SEQ_LENS), 128, 2049), 128)
+    assert plan.splits is not None
     decode_attention(query, batch.kv_cache, plan, 0.088)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -90,6 +91,7 @@ def test_a_graph_follows_the_lengths() -> None:
 
     batch.seq_lens.copy_(batch.seq_lens.flip(0))
     batch.slots.copy_(batch.slots.flip(0))
+    plan.splits.max_tokens.fill_(300)
     graph.replay()
 
     assert_near(paged_decode_reference(query.double(), batch.kv_cache, plan, 0.088), out)

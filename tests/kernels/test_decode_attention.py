@@ -5,12 +5,15 @@ import torch
 from torch import Tensor
 
 from kernels.decode_attention import (
+    PagedDecode,
     decode_attention,
     num_splits_for,
     paged_decode_reference,
-    paged_workspace,
     plan_decode,
-    plan_paged_decode,
+    plan_splits,
+    programs_of,
+    split_tokens_for,
+    split_workspace,
 )
 from tests.support.numerics import PagedTokens, assert_near, naive_attention
 
@@ -82,7 +85,7 @@ def test_the_reference_of_the_gpu_says_the_same(window: int | None) -> None:
     slots = torch.tensor([2, 0, 1], dtype=torch.int32)
     tables = torch.empty_like(tokens.block_tables)
     tables[slots.long()] = tokens.block_tables
-    plan = plan_paged_decode(tables, slots, tokens.seq_lens, window, 1, torch.empty(0), 8, 64)
+    plan = PagedDecode(tables, slots, tokens.seq_lens, window, None)
 
     assert_near(expect(tokens, query, window), decode_attention(query, tokens.kv_cache, plan, 64**-0.5))
 
@@ -96,7 +99,7 @@ def test_the_reference_of_the_gpu_caps_scores_and_scales_fp8() -> None:
     scales = torch.full((2, 2, 1, 16), torch.nan)
     scales[0, 1, 0, :2], scales[1, 1, 0, :2] = torch.tensor([0.5, 1.0]), torch.tensor([4.0, 8.0])
     tables, slots, seq_lens = torch.tensor([[1]]).int(), torch.tensor([0]).int(), torch.tensor([2]).int()
-    plan = plan_paged_decode(tables, slots, seq_lens, None, 1, torch.empty(0), 1, 64)
+    plan = PagedDecode(tables, slots, seq_lens, None, None)
     query = torch.ones(1, 1, 64, dtype=torch.float64)
 
     out = paged_decode_reference(query, cache.to(torch.float8_e4m3fn), plan, 0.125, softcap=3.0, kv_scales=scales)
@@ -107,12 +110,26 @@ def test_the_reference_of_the_gpu_caps_scores_and_scales_fp8() -> None:
     assert_near(expected.expand(1, 1, 64), out)
 
 
-def test_splits_depend_on_the_batch_alone() -> None:
+def test_a_launch_has_room_for_splits() -> None:
     """
-    Small batches of long sequences are split into a power of two, large ones and short ones are not.
+    The fewer sequences, the more parts each may have: a power of two, as far as its length makes sense of them.
     """
-    assert [32, 8, 2, 1, 1] == [num_splits_for(n, 8, 8192) for n in (1, 8, 32, 64, 1024)]
-    assert [1, 1, 2, 4] == [num_splits_for(1, 8, length) for length in (16, 256, 600, 1024)]
+    assert [32, 32, 32, 8, 2, 1] == [num_splits_for(8 * n, 128, 8192) for n in (1, 8, 32, 128, 512, 1024)]
+    assert [1, 1, 4, 8] == [num_splits_for(8, 128, length) for length in (16, 127, 300, 600)]
+
+
+def test_a_part_is_short_beside_the_batch() -> None:
+    """
+    A large batch is cut into long parts, a small one into parts that are worth a program of their own.
+    """
+    assert [64, 199, 795, 6356] == [split_tokens_for(batch * 512, 8) for batch in (1, 32, 128, 1024)]
+
+
+def test_a_program_may_have_several_heads() -> None:
+    """
+    As the tables of configurations say, and one where they do not divide evenly; without a GPU always one.
+    """
+    assert [8, 3] == [programs_of(4 * heads, heads, 128, torch.bfloat16) for heads in (8, 3)]
 
 
 @pytest.mark.parametrize(("num_kv_heads", "max_model_len"), [(8, 8192), (2, 1024), (1, 16)])
@@ -121,17 +138,16 @@ def test_one_workspace_fits_every_batch(num_kv_heads: int, max_model_len: int) -
     Partial results of any batch up to the largest are views of the same memory that do not overlap.
     """
     num_heads = 4 * num_kv_heads
-    workspace = paged_workspace(100, num_heads, num_kv_heads, 64, max_model_len, torch.device("cpu"))
+    workspace = split_workspace(100, num_kv_heads, num_heads, 64, max_model_len, torch.device("cpu"))
     for num_seqs in range(1, 101):
-        num_splits = num_splits_for(num_seqs, num_kv_heads, max_model_len)
-        seq_lens = torch.ones(num_seqs, dtype=torch.int32)
+        num_splits = num_splits_for(num_seqs * num_kv_heads, 64, max_model_len)
 
-        plan = plan_paged_decode(seq_lens[:, None], seq_lens, seq_lens, None, num_splits, workspace, num_heads, 64)
+        splits = plan_splits(num_seqs, num_splits, torch.ones(1), workspace, num_heads, 64)
 
-        if num_splits > 1:
-            assert plan.partial_outputs is not None
-            assert plan.partial_lses is not None
-            assert (num_seqs, num_heads, num_splits, 64) == plan.partial_outputs.shape
-            assert plan.partial_lses.data_ptr() == plan.partial_outputs.data_ptr() + 4 * plan.partial_outputs.numel()
-        else:
-            assert plan.partial_outputs is None
+        if num_splits == 1:
+            assert splits is None
+            continue
+        assert splits is not None
+        assert (num_seqs, num_heads, num_splits, 64) == splits.outputs.shape
+        assert splits.lses.data_ptr() == splits.outputs.data_ptr() + 4 * splits.outputs.numel()
+        assert len(splits.arrivals) >= num_seqs * num_kv_heads

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.decode_attention import PagedDecode, plan_paged_decode
+from kernels.decode_attention import PagedDecode, SplitWorkspace, plan_splits
 
 FP8_NAN = 0x7F
 FP8_MAX = 448.0
@@ -29,14 +29,18 @@ class PagedBatch:
     slots: Tensor
     seq_lens: Tensor
 
-    def plan(self, num_heads: int, window: int | None = None, num_splits: int = 1) -> PagedDecode:
-        """With a workspace of its own, of NaN."""
-        head_dim = self.kv_cache.shape[4]
-        size = len(self.seq_lens) * num_heads * num_splits * (head_dim + 1)
-        workspace = torch.full((size,), torch.nan, device=self.kv_cache.device)
-        return plan_paged_decode(
-            self.block_tables, self.slots, self.seq_lens, window, num_splits, workspace, num_heads, head_dim
+    def plan(
+        self, num_heads: int, window: int | None = None, num_splits: int = 1, split_tokens: int = 1
+    ) -> PagedDecode:
+        """With a workspace of its own, of NaN. As a rule what can be cut is, into as many parts as there may be."""
+        head_dim, num_seqs, device = self.kv_cache.shape[4], len(self.seq_lens), self.kv_cache.device
+        workspace = SplitWorkspace(
+            torch.full((num_seqs * num_heads * num_splits * (head_dim + 1),), torch.nan, device=device),
+            torch.zeros(num_seqs * self.kv_cache.shape[2], dtype=torch.int32, device=device),
         )
+        max_tokens = torch.tensor([split_tokens], dtype=torch.int32, device=device)
+        splits = plan_splits(num_seqs, num_splits, max_tokens, workspace, num_heads, head_dim)
+        return PagedDecode(self.block_tables, self.slots, self.seq_lens, window, splits)
 
 
 def paged_batch(

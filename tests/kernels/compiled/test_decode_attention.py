@@ -4,10 +4,9 @@ from typing import Any
 
 import pytest
 import torch
-import triton
 
 from kernels.configs import tuned
-from kernels.cuda.decode_attention import _decode_kernel, _reduce_kernel, constants
+from kernels.cuda.decode_attention import _decode_kernel, constants
 from tests.support.compile import MAX_SHARED_BYTES, Compiled, compile_sm90
 
 TYPES = {
@@ -17,13 +16,11 @@ TYPES = {
     torch.float8_e4m3fn: "*fp8e4nv",
 }
 SIGNATURE = {
-    "lses": "*fp32",
     "kv_scales": "*fp32",
     "block_tables": "*i32",
     "slots": "*i32",
     "seq_lens": "*i32",
     "window": "i32",
-    "num_splits": "i32",
     "scale": "fp32",
     "softcap": "fp32",
     "query_seq_stride": "i32:16",
@@ -36,6 +33,7 @@ SIGNATURE = {
     "scale_block_stride": "i32:16",
     "scale_head_stride": "i32:16",
     "table_stride": "i32",
+    "upcoming_pieces": "i32",
 }
 
 
@@ -46,6 +44,7 @@ def compile_decode(
     split: bool = False,
     softcap: bool = False,
     prefix_rows: int = 0,
+    upcoming: bool = False,
     **config: int,
 ) -> Compiled:
     """With the configuration that untuned GPUs get, but for what is given."""
@@ -54,7 +53,7 @@ def compile_decode(
     chosen = tuned("decode_attention", head_dim=head_dim, group_size=group_size, dtype=name) | config
     query = torch.empty(1, 2 * group_size, head_dim, dtype=dtype if dtype.itemsize > 1 else torch.bfloat16)
     cache = torch.empty(2, 1, 2, 16, head_dim, device="meta", dtype=dtype)
-    signature = SIGNATURE | {"out": TYPES[torch.float32 if split else query.dtype], "query": TYPES[query.dtype]}
+    signature = SIGNATURE | {"out": TYPES[query.dtype], "query": TYPES[query.dtype]}
     fixed: dict[str, Any] = constants(query, cache, chosen) | {
         "HEADS": chosen["heads"],
         "SOFTCAP": softcap,
@@ -62,9 +61,13 @@ def compile_decode(
         "SPLIT": split,
         "PREFIX_ROWS": prefix_rows,
         "EARLY": True,
+        "upcoming": None,
     }
-    if not split:
-        fixed["lses"] = None
+    splits = {"part_outputs": "*fp32", "part_lses": "*fp32", "arrivals": "*i32", "split_tokens": "*i32"}
+    if split:
+        signature |= splits
+    else:
+        fixed |= dict.fromkeys(splits)
     prefixes = {"prefix_rows": "*i32", "prefix_outputs": "*fp32", "prefix_lses": "*fp32"}
     if prefix_rows:
         signature |= prefixes
@@ -72,6 +75,9 @@ def compile_decode(
         fixed |= dict.fromkeys(prefixes)
     if dtype.itemsize > 1:
         fixed["kv_scales"] = None
+    if upcoming:
+        signature["upcoming"] = "*bf16"
+        del fixed["upcoming"]
     return compile_sm90(
         _decode_kernel, signature | {"kv_cache": TYPES[dtype]}, fixed, chosen["warps"], chosen["stages"]
     )
@@ -96,6 +102,7 @@ def test_keeps_what_it_needs_in_registers(head_dim: int, dtype: torch.dtype) -> 
     [
         {"split": True},
         {"softcap": True},
+        {"upcoming": True, "split": True},
         {"prefix_rows": 128},
         # as tuned for an H200, and with slices
         {"prefix_rows": 128, "tile": 32, "heads": 2, "warps": 2, "stages": 3},
@@ -142,11 +149,14 @@ def test_reads_sixteen_bytes_at_a_time() -> None:
     assert 64 == sum("cp.async.cg" in line and "0x10" in line for line in compiled.ptx.splitlines())
 
 
-def test_the_reduction_spills_nothing() -> None:
+@pytest.mark.parametrize(
+    ("head_dim", "dtype"), [(64, torch.bfloat16), (128, torch.bfloat16), (128, torch.float8_e4m3fn)]
+)
+def test_joining_parts_costs_the_loop_nothing(head_dim: int, dtype: torch.dtype) -> None:
     """
-    Neither does what joins the most splits there are.
+    What joins parts takes no more registers than leave room for two thread blocks.
     """
-    signature = {"out": "*bf16", "parts": "*fp32", "lses": "*fp32", "num_splits": "i32"}
-    fixed = {"HEAD_DIM": 128, "BLOCK_D": triton.next_power_of_2(128), "BLOCK_SPLITS": 32, "EARLY": True}
+    compiled = compile_decode(head_dim, dtype, split=True)
 
-    assert 0 == compile_sm90(_reduce_kernel, signature, fixed, num_warps=4).spills
+    assert 0 == compiled.spills
+    assert compiled.registers * 32 * compiled.num_warps <= 65536 // 2

@@ -25,7 +25,8 @@ GRID: dict[str, list[Any]] = {
     "head_dim": [64, 80, 96, 128],
     "group_size": [1, 4, 7, 8],
     "dtype": [torch.float32, torch.float16, torch.float8_e4m3fn],
-    "num_splits": [1, 3],
+    # parts at most, and tokens that are not cut
+    "splits": [(1, 1), (3, 1), (4, 40)],
     "block_size": [16, 32],
     "softcap": [0.0, 3.0],
     # rows of a tile, tokens read at once
@@ -75,7 +76,7 @@ def test_equals_float64(case: dict[str, Any]) -> None:
     # 2 scales the scores so that a cap bends them
     query = 2 * torch.randn(len(SEQ_LENS), 2 * case["group_size"], case["head_dim"])
     query = query.to(torch.float32 if fp8 else dtype)
-    plain = batch.plan(query.shape[1], None, case["num_splits"])
+    plain = batch.plan(query.shape[1], None, *case["splits"])
     plan = cascaded(plain, layout_of(batch, case["group_size"], *case["tile"]), prefixes, case["head_dim"])
 
     actual = attend(query, batch, plan, softcap, case["streams"])

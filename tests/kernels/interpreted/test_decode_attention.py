@@ -21,7 +21,8 @@ GRID: dict[str, list[Any]] = {
     "head_dim": [64, 80, 96, 128],
     "group_size": [1, 4, 7, 8],
     "dtype": [torch.float32, torch.float16, torch.float8_e4m3fn],
-    "num_splits": [1, 2, 8],
+    # parts at most, and tokens that are not cut
+    "splits": [(1, 1), (2, 1), (8, 1), (4, 40), (16, 20)],
     "block_size": [16, 32],
     "window": [None, 24],
     "softcap": [0.0, 3.0],
@@ -32,13 +33,13 @@ GRID: dict[str, list[Any]] = {
 
 def check(case: dict[str, Any]) -> None:
     torch.manual_seed(0)
-    dtype, window, num_splits = case["dtype"], case["window"], case["num_splits"]
+    dtype, window = case["dtype"], case["window"]
     batch = paged_batch(SEQ_LENS, num_kv_heads=2, head_dim=case["head_dim"], block_size=case["block_size"], dtype=dtype)
     fp8 = batch.kv_scales is not None
     # 2 scales the scores so that a cap bends them
     query = 2 * torch.randn(len(SEQ_LENS), 2 * case["group_size"], case["head_dim"])
     query = query.to(torch.float32 if fp8 else dtype)
-    plan = batch.plan(query.shape[1], window, num_splits)
+    plan = batch.plan(query.shape[1], window, *case["splits"])
     scale, softcap = case["head_dim"] ** -0.5, case["softcap"]
     tile, slices, heads = case["streams"]
     config = {"tile": tile, "slices": slices, "heads": heads, "warps": 4, "stages": 3}
@@ -49,6 +50,7 @@ def check(case: dict[str, Any]) -> None:
         query.double(), batch.kv_cache, plan, scale, softcap=softcap, kv_scales=batch.kv_scales
     )
     assert actual.dtype == query.dtype
+    assert plan.splits is None or 0 == plan.splits.arrivals.count_nonzero()
     assert_near(expected, actual, FP8_TOLERANCE if fp8 else None)
 
 
@@ -69,7 +71,7 @@ def test_equals_float64(case: dict[str, Any]) -> None:
 @pytest.mark.parametrize("dtype", GRID["dtype"], ids=str)
 def test_combinations_at_random(head_dim: int, dtype: torch.dtype) -> None:
     """
-    The same for 60 of the 480 combinations of all else.
+    The same for 60 of the 800 combinations of all else.
     """
     grid = GRID | {"head_dim": [head_dim], "dtype": [dtype]}
     for values in random.Random(0).sample(list(itertools.product(*grid.values())), 60):
@@ -96,6 +98,31 @@ def test_rows_of_a_padded_batch_are_finite(num_splits: int) -> None:
 
     assert_near(paged_decode_reference(query.double(), batch.kv_cache, plan, 0.125), out)
     assert torch.equal(torch.zeros(2, 8, 64), out[1:])
+
+
+def test_what_is_not_cut_has_the_bits_of_an_uncut_batch() -> None:
+    """
+    Beside a sequence in parts, those that are short enough are read by one program.
+    """
+    batch, query = tiny_batch([20, 200, 33])
+
+    out = decode_attention_triton(query, batch.kv_cache, batch.plan(8, None, 8, 64), 0.125)
+
+    plain = decode_attention_triton(query, batch.kv_cache, batch.plan(8), 0.125)
+    assert torch.equal(plain[[0, 2]], out[[0, 2]])
+    assert_near(plain, out)
+
+
+def test_parts_meet_again_in_the_next_layer() -> None:
+    """
+    The same workspace serves one call after the other.
+    """
+    batch, query = tiny_batch([75, 130])
+    plan = batch.plan(8, None, 4)
+
+    first, second = (decode_attention_triton(query, batch.kv_cache, plan, 0.125) for _ in range(2))
+
+    assert torch.equal(first, second)
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp2")
