@@ -260,7 +260,6 @@ def decode_attention(
     scale: float,
     *,
     kv_scales: Tensor | None = None,
-    upcoming: Tensor | None = None,
 ) -> Tensor: ...
 
 
@@ -273,7 +272,6 @@ def decode_attention(
     *,
     softcap: float = 0.0,
     kv_scales: Tensor | None = None,
-    upcoming: Tensor | None = None,
 ) -> Tensor: ...
 
 
@@ -285,7 +283,6 @@ def decode_attention(
     *,
     softcap: float = 0.0,
     kv_scales: Tensor | None = None,
-    upcoming: Tensor | None = None,
 ) -> Tensor:
     """
     Attend each sequence's newest token to its cached keys, its own among them.
@@ -299,8 +296,6 @@ def decode_attention(
         softcap: Scores become softcap * tanh(score / softcap); 0 leaves them. On a GPU.
         kv_scales: [2, num_blocks, num_kv_heads, block_size] float32, what each token's keys and
             values in a float8_e4m3fn cache are multiplied by.
-        upcoming: Contiguous; what a later product reads. Few sequences leave a GPU's memory idle: it is brought
-            nearer meanwhile.
 
     Returns:
         [num_seqs, num_heads, head_dim], the dtype of `query`.
@@ -315,9 +310,7 @@ def decode_attention(
     if query.is_cuda:
         from kernels.cuda.decode_attention import decode_attention_triton
 
-        return decode_attention_triton(
-            query, kv_cache, plan, scale, softcap=softcap, kv_scales=kv_scales, upcoming=upcoming
-        )
+        return decode_attention_triton(query, kv_cache, plan, scale, softcap=softcap, kv_scales=kv_scales)
     return paged_decode_reference(query, kv_cache, plan, scale, softcap=softcap, kv_scales=kv_scales)
 
 

@@ -45,7 +45,6 @@ class Attention:
         rotation: Rotation,
         kv_cache: Tensor,
         kv_scales: Tensor | None = None,
-        upcoming: Tensor | None = None,
     ) -> Tensor:
         """
         Attend, and write this layer's keys and values of the batch to the cache.
@@ -55,7 +54,6 @@ class Attention:
             rotation: Cosines and sines of the batch's positions, each [num_tokens, 1, rotary_dim].
             kv_cache: [2, num_blocks, num_kv_heads, block_size, head_dim], of this layer.
             kv_scales: [2, num_blocks, num_kv_heads, block_size] float32, of a cache of eight bits.
-            upcoming: The weight that is read next but one.
         """
         query, key, value = rope_and_store(
             self.qkv.forward(hidden), rotation, batch.slot_mapping, kv_cache, self.num_heads, self.norms, kv_scales
@@ -64,8 +62,7 @@ class Attention:
         split = batch.num_decodes
         if batch.decode:
             decode = batch.decode[self.window]
-            rows = decode_attention(query[:split], kv_cache, decode, self.scale, kv_scales=kv_scales, upcoming=upcoming)
-            attended.append(rows)
+            attended.append(decode_attention(query[:split], kv_cache, decode, self.scale, kv_scales=kv_scales))
         if batch.prefill:
             plan = batch.prefill[self.window]
             fresh = query[split:], key[split:], value[split:]

@@ -95,8 +95,7 @@ class Decoder:
         for layer, kv_cache, layer_scales in zip(self.layers, kv_caches, scales, strict=True):
             norm = layer.attention_norm
             hidden = norm.forward(residual) if delta is None else norm.add_forward(delta, residual)
-            upcoming = layer.mlp.gate_up.weight
-            delta = layer.attention.forward(hidden, batch, (cos, sin), kv_cache, layer_scales, upcoming)
+            delta = layer.attention.forward(hidden, batch, (cos, sin), kv_cache, layer_scales)
             delta = layer.mlp.forward(layer.mlp_norm.add_forward(delta, residual))
         return residual if delta is None else residual.add_(delta)
 

@@ -7,8 +7,8 @@ has its own tokens or KV head, its own running maximum and its own sum, and stre
 loop only, so that warps which hold a stream each never wait for one another's maxima.
 
 How many parts a sequence has is found out on the device, from its length: a launch has programs for
-the most that there can be, and those without a part end at once. Of the programs of a sequence that
-is cut, the one which ends last joins the parts.
+the most that there can be. Those without a part end at once, and are the last to start. Of the programs
+of a sequence that is cut, the one which ends last joins the parts.
 
 Sources: Kwon et al. 2023, arXiv:2309.06180; Dao et al. 2023, "Flash-Decoding" (splits).
 """
@@ -21,15 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.configs import tuned
-from kernels.cuda.early import (
-    MAX_FETCHED_BYTES,
-    PIECE,
-    fetch_rows,
-    fetch_share,
-    let_next_start,
-    starts_early,
-    wait_for_previous,
-)
+from kernels.cuda.early import let_next_start, starts_early, wait_for_previous
 from kernels.decode_attention import PagedDecode
 
 # finite, so that the difference of two is never NaN
@@ -52,12 +44,11 @@ def decode_attention_triton(
     *,
     softcap: float = 0.0,
     kv_scales: Tensor | None = None,
-    upcoming: Tensor | None = None,
 ) -> Tensor:
     group_size = query.shape[1] // kv_cache.shape[2]
     dtype = str(kv_cache.dtype).removeprefix("torch.")
     config = tuned("decode_attention", head_dim=query.shape[2], group_size=group_size, dtype=dtype)
-    return launch(query, kv_cache, plan, scale, softcap, kv_scales, config, upcoming)
+    return launch(query, kv_cache, plan, scale, softcap, kv_scales, config)
 
 
 def launch(
@@ -68,10 +59,9 @@ def launch(
     softcap: float,
     kv_scales: Tensor | None,
     config: dict[str, int],
-    upcoming: Tensor | None = None,
 ) -> Tensor:
     """
-    Attend with a given configuration; see `kernels.decode_attention.decode_attention`.
+    Attend with a given configuration.
 
     Args:
         config: "tile", the tokens that a stream reads at once, 16 at least; "slices", the streams
@@ -91,7 +81,7 @@ def launch(
     # without a cap the scale takes scores to powers of two, with one to those of the tangent
     early = starts_early(num_seqs)
     exponent = LOG2_E * scale * (2.0 / softcap if softcap else 1.0)
-    _decode_kernel[(num_kv_heads // heads, plan.num_splits, num_seqs)](
+    _decode_kernel[(num_kv_heads // heads, num_seqs, plan.num_splits)](
         out,
         *((None,) * 4 if splits is None else (splits.outputs, splits.lses, splits.arrivals, splits.max_tokens)),
         query,
@@ -108,8 +98,6 @@ def launch(
         *scales.stride()[:3],
         plan.block_tables.stride(0),
         *_prefix_of(plan),
-        upcoming if early else None,
-        min(upcoming.nbytes, MAX_FETCHED_BYTES) // PIECE.value if upcoming is not None and early else 0,
         **constants(query, kv_cache, config),
         HEADS=heads,
         SOFTCAP=softcap > 0,
@@ -150,7 +138,7 @@ def constants(query: Tensor, kv_cache: Tensor, config: dict[str, int]) -> dict[s
     }
 
 
-@triton.jit(do_not_specialize=["window", "table_stride", "upcoming_pieces"])
+@triton.jit(do_not_specialize=["window", "table_stride"])
 def _decode_kernel(
     out,
     part_outputs,
@@ -179,8 +167,6 @@ def _decode_kernel(
     prefix_rows,
     prefix_outputs,
     prefix_lses,
-    upcoming,
-    upcoming_pieces,
     GROUP_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -199,26 +185,16 @@ def _decode_kernel(
     EARLY: tl.constexpr,
 ):
     let_next_start(EARLY)
-    if upcoming is not None:
-        fetch_share(upcoming, upcoming_pieces, 32)
+    wait_for_previous(EARLY)
     first_head = tl.program_id(0) * HEADS
-    seq = tl.program_id(2)
+    seq = tl.program_id(1)
     STEP: tl.constexpr = TILE * SLICES
-    # what the step began with: not of the kernel right ahead, which alone may still run (see `kernels.cuda.early`)
     start, stop, num_parts = _stretch(seq, seq_lens, window, split_tokens, prefix_rows, STEP, SPLIT, PREFIX_ROWS)
-    if SPLIT and tl.program_id(1) >= num_parts:
+    if SPLIT and tl.program_id(2) >= num_parts:
         return
     table = block_tables + tl.load(slots + seq).to(tl.int64) * table_stride
 
     heads, offsets = _streams(first_head, TILE, HEADS, SLICES)
-    if EARLY:
-        positions = tl.minimum(start + offsets, tl.maximum(stop - 1, 0))
-        blocks = tl.load(table + positions // BLOCK_SIZE).to(tl.int64)
-        places = blocks * cache_block_stride + heads * cache_head_stride + positions % BLOCK_SIZE * cache_token_stride
-        ROW_BYTES: tl.constexpr = HEAD_DIM * kv_cache.dtype.element_ty.primitive_bitwidth // 8
-        fetch_rows(kv_cache + places, ROW_BYTES)
-        fetch_rows(kv_cache + places + cache_half_stride, ROW_BYTES)
-    wait_for_previous(EARLY)
     dims = tl.arange(0, BLOCK_D)
     rows = tl.arange(0, BLOCK_M)
     q = tl.load(
@@ -303,11 +279,11 @@ def _stretch(
     share = length
     if SPLIT:
         wanted = tl.maximum(tl.cdiv(length, tl.load(split_tokens)), tl.cdiv(num_items, ITEMS_A_PART))
-        wanted = tl.maximum(tl.minimum(wanted, tl.num_programs(1)), 1)
+        wanted = tl.maximum(tl.minimum(wanted, tl.num_programs(2)), 1)
         share = tl.maximum(tl.cdiv(tl.cdiv(length, wanted), STEP), 1) * STEP
         # rounding leaves some without a token; they may have items nevertheless
         num_parts = tl.maximum(tl.maximum(tl.cdiv(length, share), tl.minimum(wanted, num_items)), 1)
-    start = first + tl.program_id(1) * share
+    start = first + tl.program_id(2) * share
     return start, tl.minimum(start + share, seq_len), num_parts
 
 
@@ -341,7 +317,7 @@ def _behind_prefix(
         # the first slice of each head
         mask = mask[None, :] & (tl.arange(0, HEADS * SLICES) < HEADS)[:, None]
     offsets = heads * PREFIX_ROWS + (tl.load(row + 3) * GROUP_SIZE + rows)
-    for item in range(tl.program_id(1), num_items, num_parts):
+    for item in range(tl.program_id(2), num_items, num_parts):
         places = (first + item) * num_kv_heads * PREFIX_ROWS + offsets
         logs = tl.load(lses + places, mask=mask, other=LOWEST)
         part = tl.load(
@@ -383,7 +359,7 @@ def _rows(GROUP_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, HEADS: tl.constexpr):
     members = rows % BLOCK_M
     heads = (tl.program_id(0) * HEADS + rows // BLOCK_M) * GROUP_SIZE + members
     num_heads = tl.num_programs(0) * HEADS * GROUP_SIZE
-    return (tl.program_id(2) * num_heads + heads).to(tl.int64), members < GROUP_SIZE
+    return (tl.program_id(1) * num_heads + heads).to(tl.int64), members < GROUP_SIZE
 
 
 @triton.jit
@@ -395,7 +371,7 @@ def _store(
     """Write a program's result: the output of its sequence, or a part of it."""
     places, real = _rows(GROUP_SIZE, BLOCK_M, HEADS)
     if PART:
-        places = places * tl.num_programs(1) + tl.program_id(1)
+        places = places * tl.num_programs(2) + tl.program_id(2)
         tl.store(lses + places, highest + tl.log2(total), mask=real)
     dims = tl.arange(0, BLOCK_D)
     mask = real[:, None] & (dims < HEAD_DIM)[None, :]
@@ -410,7 +386,7 @@ def _join_last(
     """Join the parts of a sequence, if all others are done."""
     # what all threads wrote is there before it is counted
     tl.debug_barrier()
-    counter = arrivals + tl.program_id(2) * tl.num_programs(0) + tl.program_id(0)
+    counter = arrivals + tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
     if tl.atomic_add(counter, 1, sem="acq_rel") == num_parts - 1:
         tl.store(counter, 0)
         rows, real = _rows(GROUP_SIZE, BLOCK_G, HEADS)
@@ -420,7 +396,7 @@ def _join_last(
         acc = tl.zeros([HEADS * BLOCK_G, BLOCK_D], tl.float32)
         for begin in range(0, num_parts, PARTS_AT_ONCE):
             parts = begin + tl.arange(0, PARTS_AT_ONCE)
-            places = rows[None, :] * tl.num_programs(1) + parts[:, None]
+            places = rows[None, :] * tl.num_programs(2) + parts[:, None]
             mask = (parts < num_parts)[:, None] & real[None, :]
             # past the first cache, which may hold what lay there in the layer before
             logs = tl.load(part_lses + places, mask=mask, other=LOWEST, cache_modifier=".cg")

@@ -103,9 +103,8 @@ def _rope_and_store_kernel(
     TAIL_PAD: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    wait_for_previous(EARLY)
-    # in this order: attention then knows that all before this kernel have ended
     let_next_start(EARLY)
+    wait_for_previous(EARLY)
     # a row is one head of one token: no program is half empty, whatever the number of heads
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     in_range = rows < num_rows

@@ -33,7 +33,6 @@ SIGNATURE = {
     "scale_block_stride": "i32:16",
     "scale_head_stride": "i32:16",
     "table_stride": "i32",
-    "upcoming_pieces": "i32",
 }
 
 
@@ -44,7 +43,6 @@ def compile_decode(
     split: bool = False,
     softcap: bool = False,
     prefix_rows: int = 0,
-    upcoming: bool = False,
     **config: int,
 ) -> Compiled:
     """With the configuration that untuned GPUs get, but for what is given."""
@@ -61,7 +59,6 @@ def compile_decode(
         "SPLIT": split,
         "PREFIX_ROWS": prefix_rows,
         "EARLY": True,
-        "upcoming": None,
     }
     splits = {"part_outputs": "*fp32", "part_lses": "*fp32", "arrivals": "*i32", "split_tokens": "*i32"}
     if split:
@@ -75,9 +72,6 @@ def compile_decode(
         fixed |= dict.fromkeys(prefixes)
     if dtype.itemsize > 1:
         fixed["kv_scales"] = None
-    if upcoming:
-        signature["upcoming"] = "*bf16"
-        del fixed["upcoming"]
     return compile_sm90(
         _decode_kernel, signature | {"kv_cache": TYPES[dtype]}, fixed, chosen["warps"], chosen["stages"]
     )
@@ -102,7 +96,6 @@ def test_keeps_what_it_needs_in_registers(head_dim: int, dtype: torch.dtype) -> 
     [
         {"split": True},
         {"softcap": True},
-        {"upcoming": True, "split": True},
         {"prefix_rows": 128},
         # as tuned for an H200, and with slices
         {"prefix_rows": 128, "tile": 32, "heads": 2, "warps": 2, "stages": 3},
