@@ -36,7 +36,8 @@ from kernels.cascade_attention import (
     plan_cascade,
 )
 from kernels.cuda import cascade_attention, decode_attention
-from kernels.decode_attention import PagedDecode, num_splits_for, plan_splits, split_tokens_for, split_workspace
+from kernels.decode_attention import PagedDecode
+from kernels.decode_parts import cut_sequences, make_parts
 
 MAX_LAYERS = 64
 MAX_MODEL_LEN = 8192
@@ -80,7 +81,10 @@ class Case:
         pack_prefixes(layout, [SharedPrefix(0, self.prefix, np.arange(batch))], batch, packed)
         workspace = cascade_workspace(layout, shape.head_dim, torch.float32, torch.device("cuda"))
         sent = torch.from_numpy(packed).cuda()
-        return replace(self.plan, cascade=plan_cascade(layout, sent, workspace, batch, shape.head_dim))
+        cascade = plan_cascade(layout, sent, workspace, batch, shape.head_dim)
+        parts = make_parts(batch, shape.programs, shape.num_heads, shape.head_dim, torch.device("cuda"))
+        cut_sequences(parts, self.plan.seq_lens, None, shape.programs, cascade)
+        return replace(self.plan, parts=parts, cascade=cascade)
 
     def seconds(self, work: Callable[[Tensor], object], repeats: int) -> float:
         """Of one layer."""
@@ -121,18 +125,11 @@ def make_case(shape: Shape, batch: int, prefix: int, suffix: int, num_layers: in
     caches = [torch.empty(cache_shape, dtype=torch.bfloat16, device="cuda").normal_() for _ in range(layers)]
     order = torch.randperm(num_blocks, device="cuda", dtype=torch.int32) + 1
     tables = torch.cat([order[:shared].expand(batch, -1), order[shared:].view(batch, own)], dim=1).contiguous()
-    split_tokens = split_tokens_for(batch * (prefix + suffix), shape.programs)
-    splits = plan_splits(
-        batch,
-        num_splits_for(batch * shape.programs, shape.head_dim, MAX_MODEL_LEN),
-        torch.tensor([split_tokens], dtype=torch.int32, device="cuda"),
-        split_workspace(batch, shape.programs, shape.num_heads, shape.head_dim, MAX_MODEL_LEN, torch.device("cuda")),
-        shape.num_heads,
-        shape.head_dim,
-    )
+    parts = make_parts(batch, shape.programs, shape.num_heads, shape.head_dim, torch.device("cuda"))
     slots = torch.arange(batch, dtype=torch.int32, device="cuda")
     seq_lens = torch.full((batch,), prefix + suffix, dtype=torch.int32, device="cuda")
-    plan = PagedDecode(tables, slots, seq_lens, None, splits)
+    cut_sequences(parts, seq_lens, None, shape.programs)
+    plan = PagedDecode(tables, slots, seq_lens, None, parts)
     query = torch.randn(batch, shape.num_heads, shape.head_dim, dtype=torch.bfloat16, device="cuda")
     return Case(shape, prefix, query, plan, caches)
 

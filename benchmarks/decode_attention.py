@@ -31,21 +31,14 @@ from benchmarks.compiling import faults_of
 from benchmarks.device_time import replayed_s
 from kernels.configs import tuned
 from kernels.cuda.decode_attention import launch
-from kernels.decode_attention import (
-    PagedDecode,
-    SplitWorkspace,
-    num_splits_for,
-    plan_splits,
-    programs_of,
-    split_tokens_for,
-)
+from kernels.decode_attention import PagedDecode
+from kernels.decode_parts import cut_sequences, make_parts, programs_of
 
 DTYPES = {"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
 BLOCK_SIZE = 16
 # several times the 50 MB of L2 that an H200 has
 COLD_BYTES = 256 << 20
 MAX_LAYERS = 64
-MAX_MODEL_LEN = 8192
 SWEEP_CASES = ((256, 1024), (256, 4096))
 # an uneven batch's longest sequence, in means
 MOST_MEANS = 8
@@ -113,14 +106,12 @@ def uneven_lengths(batch: int, mean: int, spread: float) -> list[int]:
     return [int(length) for length in lengths.clip(1, MOST_MEANS * mean)]
 
 
-def make_case(
-    shape: Shape, lengths: Sequence[int], splits: tuple[int | None, int | None], num_layers: int | None = None
-) -> Case:
+def make_case(shape: Shape, lengths: Sequence[int], whole: bool = False, num_layers: int | None = None) -> Case:
     """
     Blocks in random order, values of ordinary size.
 
     Args:
-        splits: Most parts of a sequence, and how many tokens are not cut; None is as in the engine.
+        whole: Cut no sequence.
     """
     torch.cuda.empty_cache()
     batch, num_bytes = len(lengths), sum(lengths) * shape.token_bytes
@@ -134,25 +125,16 @@ def make_case(
             caches.append((cache, torch.full(cache_shape[:4], 0.01, device="cuda")))
         else:
             caches.append((torch.empty(cache_shape, dtype=DTYPES[shape.dtype], device="cuda").normal_(), None))
-    num_splits = splits[0] or num_splits_for(batch * shape.programs, shape.head_dim, MAX_MODEL_LEN)
-    split_tokens = splits[1] or split_tokens_for(sum(lengths), shape.programs)
+    parts = None if whole else make_parts(batch, shape.programs, shape.num_heads, shape.head_dim, torch.device("cuda"))
     plan = PagedDecode(
         block_tables(counts).cuda(),
         torch.arange(batch, dtype=torch.int32, device="cuda"),
         torch.tensor(lengths, dtype=torch.int32, device="cuda"),
         None,
-        plan_splits(
-            batch,
-            num_splits,
-            torch.tensor([split_tokens], dtype=torch.int32, device="cuda"),
-            SplitWorkspace(
-                torch.empty(batch * shape.num_heads * num_splits * (shape.head_dim + 1), device="cuda"),
-                torch.zeros(batch * shape.num_kv_heads, dtype=torch.int32, device="cuda"),
-            ),
-            shape.num_heads,
-            shape.head_dim,
-        ),
+        parts,
     )
+    if parts is not None:
+        cut_sequences(parts, plan.seq_lens, None, shape.programs)
     query = torch.randn(batch, shape.num_heads, shape.head_dim, dtype=torch.bfloat16, device="cuda")
     return Case(shape, query, plan, caches, num_bytes)
 
@@ -191,7 +173,7 @@ def candidates(shape: Shape) -> list[Config]:
 def attempt(shape: Shape, config: Config) -> None:
     """Compile a configuration into the cache on disk, and run it."""
     # strides that 16 divides and numbers of blocks like those of a real batch
-    make_case(shape, [16 * BLOCK_SIZE] * 2, (1, None), num_layers=1).attend(config, 1)
+    make_case(shape, [16 * BLOCK_SIZE] * 2, whole=True, num_layers=1).attend(config, 1)
     torch.cuda.synchronize()
 
 
@@ -217,7 +199,7 @@ def sweep(shapes: list[Shape], bandwidth: float, budget_s: float) -> list[dict[s
             continue
         scores = [1.0] * len(configs)
         for batch, length in SWEEP_CASES:
-            case = make_case(shape, [length] * batch, (1, None))
+            case = make_case(shape, [length] * batch, whole=True)
             for index, config in enumerate(configs):
                 scores[index] *= case.num_bytes / measure(case, config, 3) / bandwidth
             del case
@@ -230,12 +212,11 @@ def sweep(shapes: list[Shape], bandwidth: float, budget_s: float) -> list[dict[s
 
 
 def table(args: argparse.Namespace, shapes: list[Shape], bandwidth: float) -> None:
-    cases = itertools.product(shapes, args.batches, args.lengths, args.splits, args.split_tokens)
-    for shape, batch, length, num_splits, split_tokens in cases:
+    for shape, batch, length, whole in itertools.product(shapes, args.batches, args.lengths, args.whole):
         lengths = uneven_lengths(batch, length, args.spread)
         orders = {"any": lengths, "longest first": sorted(lengths, reverse=True)} if args.spread else {"equal": lengths}
         for order, ordered in orders.items():
-            case = make_case(shape, ordered, (num_splits, split_tokens))
+            case = make_case(shape, ordered, bool(whole))
             line = line_of(case, measure(case, config_of(shape), 10), bandwidth)
             print(json.dumps(line | {"length": length, "spread": args.spread, "order": order}), flush=True)
             del case
@@ -249,8 +230,8 @@ def line_of(case: Case, seconds: float, bandwidth: float) -> dict[str, object]:
         "group_size": shape.group_size,
         "dtype": shape.dtype,
         "batch": len(case.query),
-        "splits": case.plan.num_splits,
-        "split_tokens": int(case.plan.splits.max_tokens) if case.plan.splits is not None else None,
+        "parts": int(case.plan.parts.firsts[-1]) if case.plan.parts is not None else len(case.query),
+        "whole": case.plan.parts is None,
         "us": round(seconds * 1e6, 1),
         "gb_per_s": round(case.num_bytes / seconds / 1e9),
         "of_copy": round(case.num_bytes / seconds / bandwidth, 3),
@@ -267,8 +248,7 @@ def main() -> None:
     parser.add_argument("--dtypes", default="bf16,fp8")
     parser.add_argument("--batches", type=numbers, default=[1, 8, 32, 64, 256, 1024])
     parser.add_argument("--lengths", type=numbers, default=[256, 1024, 4096])
-    parser.add_argument("--splits", type=numbers, default=[None], help="of a sequence at most; else as in the engine")
-    parser.add_argument("--split-tokens", type=numbers, default=[None], help="that are not cut; else as in the engine")
+    parser.add_argument("--whole", type=numbers, default=[0], help="1 cuts no sequence; 0,1 measures both")
     parser.add_argument("--spread", type=float, default=0.0, help="of log-normal lengths; 0 makes them equal")
     parser.add_argument("--sweep", action="store_true")
     parser.add_argument("--rules", help="where the rules of a sweep go")

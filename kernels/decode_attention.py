@@ -6,10 +6,9 @@ workspace that stays in the processor's cache, then one SDPA call reads it. That
 attending to blocks where they lie, even where they lie end to end. What the layers of a step
 share is worked out once, in a `DecodePlan`.
 
-On a GPU a kernel reads the blocks where they lie, and what is long beside the whole batch is split
-among programs. What the layers share is a `PagedDecode`, whose tensors stay in place, so that a
-captured graph can be replayed for other sequences. Programs start in the order of the rows: with the
-longest sequences first none is left to run alone at the end.
+On a GPU a kernel reads the blocks where they lie, and what is long beside the whole batch is cut into
+parts (`kernels.decode_parts`). What the layers share is a `PagedDecode`, whose tensors stay in place, so
+that a captured graph can be replayed for other sequences.
 """
 
 import math
@@ -23,19 +22,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kernels.cascade_attention import ROW_TOKENS, Cascade, attend_prefixes
-from kernels.configs import tuned
+from kernels.decode_parts import DecodeParts
 from kernels.fp8_kv import as_bytes, dequantise_kv
 from kernels.gather_kv import cached_tokens
 
 # keys and values of one group: half of a core's share of the processor's cache
 WORKSPACE_BYTES = 2 << 20
-# parts that a batch's tokens are cut into, or more: five for each of an H200's 132 multiprocessors
-MIN_PARTS = 660
-# a part of fewer tokens takes longer to start and to join than to read
-MIN_SPLIT_TOKENS = 64
-MAX_SPLITS = 32
-# programs of a launch, for each number of a head: those without a part take a nanosecond each
-MAX_PROGRAMS_A_DIM = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,38 +75,6 @@ class DecodePlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Splits:
-    """
-    Sequences in parts, and where these meet.
-
-    Args:
-        max_tokens: [1] int32, tokens that are not cut; what is longer is, into equal parts.
-        outputs: [num_seqs, num_heads, num_splits, head_dim] float32, of the parts, one layer's at a time.
-        lses: [num_seqs, num_heads, num_splits] float32, their log-sum-exps to base 2.
-        arrivals: [num_seqs * num_kv_heads] int32 at most, parts that are done; zeros between two calls.
-    """
-
-    max_tokens: Tensor
-    outputs: Tensor
-    lses: Tensor
-    arrivals: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class SplitWorkspace:
-    """
-    What the parts of any batch up to a largest fit into.
-
-    Args:
-        partials: [size] float32; of size 0 where no batch is split.
-        arrivals: [max_num_seqs * programs_a_seq] int32, zeros.
-    """
-
-    partials: Tensor
-    arrivals: Tensor
-
-
-@dataclass(frozen=True, slots=True)
 class PagedDecode:
     """
     What all layers of a step with one window share on a GPU.
@@ -124,7 +84,7 @@ class PagedDecode:
         slots: [num_seqs] int32, each sequence's row of `block_tables`.
         seq_lens: [num_seqs] int32, tokens in the cache, the newest among them; 0 gives zeros.
         window: The token at i sees j where i - window < j <= i; None is all up to i.
-        splits: How long sequences are cut; None where none is.
+        parts: How long sequences are cut, by `cut_sequences` of these lengths; None where none is.
         cascade: Prefixes that are attended first, each for all sequences that share it; without a window alone.
     """
 
@@ -132,13 +92,8 @@ class PagedDecode:
     slots: Tensor
     seq_lens: Tensor
     window: int | None
-    splits: Splits | None
+    parts: DecodeParts | None
     cascade: Cascade | None = None
-
-    @property
-    def num_splits(self) -> int:
-        """Most parts of a sequence."""
-        return self.splits.outputs.shape[2] if self.splits is not None else 1
 
 
 def plan_decode(
@@ -185,71 +140,6 @@ def plan_decode(
     came_sorted = bool((order[1:] > order[:-1]).all())
     places = None if came_sorted else (sorting, sorting.argsort())
     return DecodePlan(block_tables, seq_lens, window, places, tuple(groups))
-
-
-def num_splits_for(num_programs: int, head_dim: int, max_model_len: int) -> int:
-    """
-    Most parts that a sequence of a batch may be cut into: a power of two that depends on no sequence's length.
-
-    Args:
-        num_programs: Of an uncut batch; see `programs_of`.
-        head_dim: What a program reads of a token grows with it, and what one costs that has nothing to do does not.
-        max_model_len: Longest sequence, or the window where that is shorter.
-    """
-    room = max(1, MAX_PROGRAMS_A_DIM * head_dim // num_programs)
-    longest = max(1, max_model_len // MIN_SPLIT_TOKENS)
-    return min(MAX_SPLITS, 1 << (min(room, longest).bit_length() - 1))
-
-
-def split_tokens_for(num_tokens: int, heads_a_token: int) -> int:
-    """
-    How many tokens of one sequence a program should read at most.
-
-    Args:
-        num_tokens: That the whole batch attends to.
-        heads_a_token: Programs that read each; see `programs_of`.
-    """
-    return max(MIN_SPLIT_TOKENS, -(-num_tokens * heads_a_token // MIN_PARTS))
-
-
-def programs_of(num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
-    """Programs that read a sequence which is not cut: some have several KV heads."""
-    name = str(dtype).removeprefix("torch.")
-    heads = tuned("decode_attention", head_dim=head_dim, group_size=num_heads // num_kv_heads, dtype=name)["heads"]
-    return num_kv_heads // heads if num_kv_heads % heads == 0 else num_kv_heads
-
-
-def split_workspace(
-    max_num_seqs: int, programs_a_seq: int, num_heads: int, head_dim: int, max_model_len: int, device: torch.device
-) -> SplitWorkspace:
-    """Memory for the parts of any batch up to `max_num_seqs`, for `plan_splits`."""
-    batches = range(1, max_num_seqs + 1)
-    counts = [(seqs, num_splits_for(seqs * programs_a_seq, head_dim, max_model_len)) for seqs in batches]
-    parts = max((num_seqs * num_splits for num_seqs, num_splits in counts if num_splits > 1), default=0)
-    return SplitWorkspace(
-        torch.empty(parts * num_heads * (head_dim + 1), dtype=torch.float32, device=device),
-        torch.zeros(max_num_seqs * programs_a_seq, dtype=torch.int32, device=device),
-    )
-
-
-def plan_splits(
-    num_seqs: int, num_splits: int, max_tokens: Tensor, workspace: SplitWorkspace, num_heads: int, head_dim: int
-) -> Splits | None:
-    """
-    Lay a batch's parts into a workspace that all layers and batches share.
-
-    Args:
-        num_splits: Of any sequence at most; with 1 none is cut.
-        max_tokens: As in `Splits`.
-        workspace: `split_workspace` of this batch size or a larger one.
-    """
-    if num_splits == 1:
-        return None
-    shape = (num_seqs, num_heads, num_splits)
-    parts = num_seqs * num_heads * num_splits
-    outputs = workspace.partials[: parts * head_dim].view(*shape, head_dim)
-    lses = workspace.partials[parts * head_dim : parts * (head_dim + 1)].view(shape)
-    return Splits(max_tokens, outputs, lses, workspace.arrivals)
 
 
 @overload

@@ -123,11 +123,7 @@ class CudaModelRunner:
             num_rows=max_num_seqs + 1,
         )
         self._decode_plans = DecodePlans(
-            model.config,
-            kv_cache.shape.dtype,
-            self.state.rows.block_tables,
-            max_num_seqs=max_num_seqs,
-            max_model_len=max_model_len,
+            model.config, kv_cache.shape.dtype, self.state.rows.block_tables, max_num_seqs=max_num_seqs
         )
         self._logits: Tensor | None = None
         # by slot, what sampling must do for it
@@ -221,7 +217,6 @@ class CudaModelRunner:
         numbers = self._transfers.begin()
         packed = self._packer.pack(step, numbers)
         count, shares = self.cascade.fill(numbers, packed.count, step.decodes.slots)
-        self._decode_plans.fill(numbers, step.decodes.starts, self.cascade.num_saved if shares else 0)
         # after the host's work: where the device waited for it, that is no part of the step
         begin = record_timed_event() if self.step_events is not None else None
         sent = self._transfers.send(count)
@@ -365,7 +360,7 @@ class CudaModelRunner:
         self, slots: Tensor, inputs: DecodeInputs, sent: Tensor, cascade: bool
     ) -> dict[int | None, PagedDecode]:
         shared = self.cascade.plan(sent, len(slots)) if cascade else None
-        return self._decode_plans.plan(slots, inputs.seq_lens, sent, shared)
+        return self._decode_plans.plan(slots, inputs.seq_lens, shared)
 
     def _prefill_plans(self, prefill: PackedPrefill, sent: Tensor) -> dict[int | None, VarlenPrefill]:
         fresh = self._part(prefill.fresh, sent) if prefill.fresh is not None else None

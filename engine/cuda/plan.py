@@ -15,8 +15,6 @@ Int32s = NDArray[np.int32]
 
 # keys that one call gathers from behind prefixes: 64 Ki of 8 heads of 128 in bf16 are 256 MiB
 MAX_GATHERED_KEYS = 65_536
-# kinds of layers, by how far back they see
-MAX_WINDOWS = 4
 # numbers in 16 bytes: kernels are compiled anew for an address that is not a multiple of it
 ALIGNMENT = 4
 
@@ -123,8 +121,7 @@ class StepPacker:
     Packs steps; keeps nothing of them.
 
     The numbers begin with a head, at places that graphs know: from 0 on the slots of the rows that
-    sample, from `fresh_start` on the newest block of each decode, from `split_start` on how long
-    sequences are cut for attention. It is all that decodes alone need.
+    sample, from `fresh_start` on the newest block of each decode. It is all that decodes alone need.
 
     Args:
         max_blocks: Columns of the device's block tables.
@@ -139,7 +136,6 @@ class StepPacker:
         self.vocab_size = vocab_size
         self.padding_slot = max_num_seqs
         self.fresh_start = _aligned(max_num_seqs)
-        self.split_start = split_start_for(max_num_seqs)
         self.head_count = head_count_for(max_num_seqs)
         self.prefill_start = self.head_count + _aligned(num_reserved)
 
@@ -236,14 +232,9 @@ class StepPacker:
         return table[positions // self.block_size] * self.block_size + positions % self.block_size
 
 
-def split_start_for(max_num_seqs: int) -> int:
-    """Where those numbers of the head stand that others fill in, behind two for each row."""
-    return 2 * _aligned(max_num_seqs)
-
-
 def head_count_for(max_num_seqs: int) -> int:
-    """Numbers of the head: behind two for each row one for each of `MAX_WINDOWS`."""
-    return split_start_for(max_num_seqs) + MAX_WINDOWS * ALIGNMENT
+    """Numbers of the head: two for each row."""
+    return 2 * _aligned(max_num_seqs)
 
 
 def _aligned(count: int) -> int:

@@ -6,9 +6,8 @@ heads of a KV head share what is read, as rows of one product. A tile may be cut
 has its own tokens or KV head, its own running maximum and its own sum, and streams meet after the
 loop only, so that warps which hold a stream each never wait for one another's maxima.
 
-How many parts a sequence has is found out on the device, from its length: a launch has programs for
-the most that there can be. Those without a part end at once, and are the last to start. Of the programs
-of a sequence that is cut, the one which ends last joins the parts.
+Long sequences come in parts (`kernels.decode_parts`). Of the programs of a sequence that is cut, the
+one which ends last joins them.
 
 Sources: Kwon et al. 2023, arXiv:2309.06180; Dao et al. 2023, "Flash-Decoding" (splits).
 """
@@ -23,15 +22,18 @@ from torch import Tensor
 from kernels.configs import tuned
 from kernels.cuda.early import let_next_start, starts_early, wait_for_previous
 from kernels.decode_attention import PagedDecode
+from kernels.decode_parts import PART_SHIFT as _PART_SHIFT
+from kernels.decode_parts import DecodeParts
 
+PART_SHIFT = tl.constexpr(_PART_SHIFT)
+ROW_MASK = tl.constexpr((1 << _PART_SHIFT) - 1)
 # finite, so that the difference of two is never NaN
 LOWEST = tl.constexpr(-1.0e30)
 LOG2_E = 1.4426950408889634
 # float16 would lose probabilities times small scales of values among its subnormals
 VALUE_GAIN = tl.constexpr(1024.0)
 LARGEST_HALF = tl.constexpr(65504.0)
-# partial results that one program begins with or joins at once
-ITEMS_A_PART = tl.constexpr(4)
+# that are joined at once
 PARTS_AT_ONCE = tl.constexpr(8)
 DOT_DTYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 
@@ -76,14 +78,14 @@ def launch(
     heads = config["heads"] if num_kv_heads % config["heads"] == 0 else 1
 
     out = torch.empty(num_seqs, num_heads, head_dim, dtype=query.dtype, device=query.device)
-    splits = plan.splits
+    parts = plan.parts
     scales = kv_cache if kv_scales is None else kv_scales
     # without a cap the scale takes scores to powers of two, with one to those of the tangent
     early = starts_early(num_seqs)
     exponent = LOG2_E * scale * (2.0 / softcap if softcap else 1.0)
-    _decode_kernel[(num_kv_heads // heads, num_seqs, plan.num_splits)](
+    _decode_kernel[(num_kv_heads // heads, num_seqs if parts is None else len(parts.items))](
         out,
-        *((None,) * 4 if splits is None else (splits.outputs, splits.lses, splits.arrivals, splits.max_tokens)),
+        *_tensors_of(parts),
         query,
         kv_cache,
         kv_scales,
@@ -102,7 +104,7 @@ def launch(
         HEADS=heads,
         SOFTCAP=softcap > 0,
         SCALED=kv_scales is not None,
-        SPLIT=splits is not None,
+        SPLIT=parts is not None,
         PREFIX_ROWS=plan.cascade.layout.tile_rows if plan.cascade is not None else 0,
         EARLY=early,
         num_warps=config["warps"],
@@ -110,6 +112,12 @@ def launch(
         launch_pdl=early,
     )
     return out
+
+
+def _tensors_of(parts: DecodeParts | None) -> tuple[Tensor | None, ...]:
+    if parts is None:
+        return (None,) * 6
+    return parts.items, parts.shares, parts.firsts, parts.outputs, parts.lses, parts.arrivals
 
 
 def _prefix_of(plan: PagedDecode) -> tuple[Tensor | None, ...]:
@@ -141,10 +149,12 @@ def constants(query: Tensor, kv_cache: Tensor, config: dict[str, int]) -> dict[s
 @triton.jit(do_not_specialize=["window", "table_stride"])
 def _decode_kernel(
     out,
+    items,
+    shares,
+    firsts,
     part_outputs,
     part_lses,
     arrivals,
-    split_tokens,
     query,
     kv_cache,
     kv_scales,
@@ -188,10 +198,17 @@ def _decode_kernel(
     wait_for_previous(EARLY)
     first_head = tl.program_id(0) * HEADS
     seq = tl.program_id(1)
+    part = 0
+    if SPLIT:
+        item = tl.load(items + seq)
+        if item < 0:
+            return
+        seq = item & ROW_MASK
+        part = item >> PART_SHIFT
     STEP: tl.constexpr = TILE * SLICES
-    start, stop, num_parts = _stretch(seq, seq_lens, window, split_tokens, prefix_rows, STEP, SPLIT, PREFIX_ROWS)
-    if SPLIT and tl.program_id(2) >= num_parts:
-        return
+    start, stop, num_parts, first_item = _stretch(
+        seq, part, seq_lens, window, shares, firsts, prefix_rows, SPLIT, PREFIX_ROWS
+    )
     table = block_tables + tl.load(slots + seq).to(tl.int64) * table_stride
 
     heads, offsets = _streams(first_head, TILE, HEADS, SLICES)
@@ -214,7 +231,7 @@ def _decode_kernel(
     acc = tl.zeros(q.shape, tl.float32)
     if PREFIX_ROWS:
         highest, total, acc = _behind_prefix(
-            prefix_rows + seq * 4, prefix_outputs, prefix_lses, num_parts, heads, highest, total, acc,
+            prefix_rows + seq * 4, prefix_outputs, prefix_lses, part, num_parts, heads, highest, total, acc,
             GROUP_SIZE, HEAD_DIM, BLOCK_M, BLOCK_D, HEADS, SLICES, PREFIX_ROWS,
         )  # fmt: skip
         if SCALED:
@@ -254,37 +271,35 @@ def _decode_kernel(
         acc *= 1.0 / VALUE_GAIN
     total, highest, acc = _met(highest, total, acc, BLOCK_M, BLOCK_D, HEADS, SLICES)
     if SPLIT and num_parts > 1:
-        _store(part_outputs, part_lses, highest, total, acc, GROUP_SIZE, HEAD_DIM, BLOCK_M, BLOCK_D, HEADS, True)
-        _join_last(out, part_outputs, part_lses, arrivals, num_parts, GROUP_SIZE, HEAD_DIM, BLOCK_G, BLOCK_D, HEADS)
+        place = tl.program_id(1)
+        _store(part_outputs, part_lses, place, highest, total, acc, GROUP_SIZE, HEAD_DIM, BLOCK_M, BLOCK_D, HEADS, True)
+        counter = arrivals + seq * tl.num_programs(0) + tl.program_id(0)
+        _join_last(
+            out, part_outputs, part_lses, counter, seq, first_item, num_parts,
+            GROUP_SIZE, HEAD_DIM, BLOCK_G, BLOCK_D, HEADS,
+        )  # fmt: skip
     else:
-        _store(out, None, highest, total, acc, GROUP_SIZE, HEAD_DIM, BLOCK_M, BLOCK_D, HEADS, False)
+        _store(out, None, seq, highest, total, acc, GROUP_SIZE, HEAD_DIM, BLOCK_M, BLOCK_D, HEADS, False)
 
 
 @triton.jit
-def _stretch(
-    seq, seq_lens, window, split_tokens, prefix_rows,
-    STEP: tl.constexpr, SPLIT: tl.constexpr, PREFIX_ROWS: tl.constexpr,
-):  # fmt: skip
-    """Where the tokens of a program begin and end, and how many parts its sequence has."""
-    seq_len = tl.load(seq_lens + seq)
+def _stretch(seq, part, seq_lens, window, shares, firsts, prefix_rows, SPLIT: tl.constexpr, PREFIX_ROWS: tl.constexpr):
+    """Where the tokens of a program begin and end, how many parts its sequence has, and the first one's item."""
+    stop = tl.load(seq_lens + seq)
     # the newest token sees the last `window` tokens: no key in the range needs a mask
-    first = tl.maximum(seq_len - window, 0)
-    num_items = 0
+    start = tl.maximum(stop - window, 0)
     if PREFIX_ROWS:
         # the tokens before it have been attended for all that share them; there is one behind it at least
-        first = tl.load(prefix_rows + seq * 4)
-        num_items = tl.load(prefix_rows + seq * 4 + 2)
-    length = seq_len - first
+        start = tl.load(prefix_rows + seq * 4)
     num_parts = 1
-    share = length
+    first_item = seq
     if SPLIT:
-        wanted = tl.maximum(tl.cdiv(length, tl.load(split_tokens)), tl.cdiv(num_items, ITEMS_A_PART))
-        wanted = tl.maximum(tl.minimum(wanted, tl.num_programs(2)), 1)
-        share = tl.maximum(tl.cdiv(tl.cdiv(length, wanted), STEP), 1) * STEP
-        # rounding leaves some without a token; they may have items nevertheless
-        num_parts = tl.maximum(tl.maximum(tl.cdiv(length, share), tl.minimum(wanted, num_items)), 1)
-    start = first + tl.program_id(2) * share
-    return start, tl.minimum(start + share, seq_len), num_parts
+        share = tl.load(shares + seq)
+        first_item = tl.load(firsts + seq)
+        num_parts = tl.load(firsts + seq + 1) - first_item
+        start += part * share
+        stop = tl.minimum(start + share, stop)
+    return start, stop, num_parts, first_item
 
 
 @triton.jit
@@ -302,7 +317,7 @@ def _streams(first_head, TILE: tl.constexpr, HEADS: tl.constexpr, SLICES: tl.con
 
 @triton.jit
 def _behind_prefix(
-    row, outputs, lses, num_parts, heads, highest, total, acc,
+    row, outputs, lses, part, num_parts, heads, highest, total, acc,
     GROUP_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
     HEADS: tl.constexpr, SLICES: tl.constexpr, PREFIX_ROWS: tl.constexpr,
 ):  # fmt: skip
@@ -317,10 +332,10 @@ def _behind_prefix(
         # the first slice of each head
         mask = mask[None, :] & (tl.arange(0, HEADS * SLICES) < HEADS)[:, None]
     offsets = heads * PREFIX_ROWS + (tl.load(row + 3) * GROUP_SIZE + rows)
-    for item in range(tl.program_id(2), num_items, num_parts):
+    for item in range(part, num_items, num_parts):
         places = (first + item) * num_kv_heads * PREFIX_ROWS + offsets
         logs = tl.load(lses + places, mask=mask, other=LOWEST)
-        part = tl.load(
+        found = tl.load(
             outputs + tl.expand_dims(places * HEAD_DIM, -1) + dims,
             mask=tl.expand_dims(mask, -1) & (dims < HEAD_DIM),
             other=0.0,
@@ -329,7 +344,7 @@ def _behind_prefix(
         decay = tl.exp2(highest - raised)
         weights = tl.exp2(logs - raised)
         total = total * decay + weights
-        acc = acc * tl.expand_dims(decay, -1) + part * tl.expand_dims(weights, -1)
+        acc = acc * tl.expand_dims(decay, -1) + found * tl.expand_dims(weights, -1)
         highest = raised
     return highest, total, acc
 
@@ -353,50 +368,50 @@ def _met(highest, total, acc, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, HEAD
 
 
 @triton.jit
-def _rows(GROUP_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, HEADS: tl.constexpr):
-    """For each row of a program's result its row of the output, and whether there is one."""
+def _rows(place, GROUP_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, HEADS: tl.constexpr):
+    """For each row of a program's result its row among those of all heads at a place, and whether there is one."""
     rows = tl.arange(0, HEADS * BLOCK_M)
     members = rows % BLOCK_M
     heads = (tl.program_id(0) * HEADS + rows // BLOCK_M) * GROUP_SIZE + members
     num_heads = tl.num_programs(0) * HEADS * GROUP_SIZE
-    return (tl.program_id(1) * num_heads + heads).to(tl.int64), members < GROUP_SIZE
+    return (place * num_heads + heads).to(tl.int64), members < GROUP_SIZE
 
 
 @triton.jit
 def _store(
-    out, lses, highest, total, acc,
+    out, lses, place, highest, total, acc,
     GROUP_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
     HEADS: tl.constexpr, PART: tl.constexpr,
 ):  # fmt: skip
     """Write a program's result: the output of its sequence, or a part of it."""
-    places, real = _rows(GROUP_SIZE, BLOCK_M, HEADS)
+    rows, real = _rows(place, GROUP_SIZE, BLOCK_M, HEADS)
     if PART:
-        places = places * tl.num_programs(2) + tl.program_id(2)
-        tl.store(lses + places, highest + tl.log2(total), mask=real)
+        tl.store(lses + rows, highest + tl.log2(total), mask=real)
     dims = tl.arange(0, BLOCK_D)
     mask = real[:, None] & (dims < HEAD_DIM)[None, :]
-    tl.store(out + places[:, None] * HEAD_DIM + dims[None, :], acc.to(out.dtype.element_ty), mask=mask)
+    tl.store(out + rows[:, None] * HEAD_DIM + dims[None, :], acc.to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def _join_last(
-    out, part_outputs, part_lses, arrivals, num_parts,
+    out, part_outputs, part_lses, counter, seq, first_item, num_parts,
     GROUP_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
     """Join the parts of a sequence, if all others are done."""
     # what all threads wrote is there before it is counted
     tl.debug_barrier()
-    counter = arrivals + tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
     if tl.atomic_add(counter, 1, sem="acq_rel") == num_parts - 1:
         tl.store(counter, 0)
-        rows, real = _rows(GROUP_SIZE, BLOCK_G, HEADS)
+        rows, real = _rows(seq, GROUP_SIZE, BLOCK_G, HEADS)
+        sources, _ = _rows(first_item, GROUP_SIZE, BLOCK_G, HEADS)
+        num_heads = tl.num_programs(0) * HEADS * GROUP_SIZE
         dims = tl.arange(0, BLOCK_D)
         highest = tl.full([HEADS * BLOCK_G], LOWEST, tl.float32)
         total = tl.zeros([HEADS * BLOCK_G], tl.float32)
         acc = tl.zeros([HEADS * BLOCK_G, BLOCK_D], tl.float32)
         for begin in range(0, num_parts, PARTS_AT_ONCE):
             parts = begin + tl.arange(0, PARTS_AT_ONCE)
-            places = rows[None, :] * tl.num_programs(2) + parts[:, None]
+            places = sources[None, :] + (parts * num_heads)[:, None]
             mask = (parts < num_parts)[:, None] & real[None, :]
             # past the first cache, which may hold what lay there in the layer before
             logs = tl.load(part_lses + places, mask=mask, other=LOWEST, cache_modifier=".cg")

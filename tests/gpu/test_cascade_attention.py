@@ -1,13 +1,16 @@
 """The pass over shared prefixes on the GPU against float64, at real sizes, and in a graph."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from kernels.cascade_attention import cascade_layout, pack_prefixes
-from kernels.decode_attention import PagedDecode, decode_attention, num_splits_for, paged_decode_reference
+from kernels.decode_attention import PagedDecode, decode_attention, paged_decode_reference
+from kernels.decode_parts import cut_sequences, make_parts, programs_of
 from tests.support.numerics import assert_near
-from tests.support.paged import PagedBatch, paged_batch
+from tests.support.paged import PagedBatch, cut, paged_batch
 from tests.support.shared import cascaded, share
 
 FP8 = torch.float8_e4m3fn
@@ -33,31 +36,35 @@ def with_pass(batch: PagedBatch, plain: PagedDecode, query: torch.Tensor) -> Pag
 
 
 @pytest.mark.parametrize(
-    ("dtype", "head_dim", "num_kv_heads", "group_size", "num_splits"),
+    ("dtype", "head_dim", "num_kv_heads", "group_size", "longest_part"),
     [
-        (torch.bfloat16, 128, 8, 4, 1),
-        (torch.bfloat16, 128, 8, 4, 8),
-        (torch.bfloat16, 64, 2, 7, 1),
-        (torch.bfloat16, 80, 3, 1, 8),
-        (torch.bfloat16, 256, 1, 8, 1),
-        (torch.float16, 96, 1, 8, 1),
-        (torch.float16, 64, 8, 4, 8),
-        (torch.float32, 64, 2, 7, 1),
-        (torch.float32, 128, 8, 4, 1),
-        (FP8, 128, 8, 4, 1),
-        (FP8, 64, 3, 1, 8),
+        (torch.bfloat16, 128, 8, 4, None),
+        (torch.bfloat16, 128, 8, 4, 64),
+        (torch.bfloat16, 64, 2, 7, None),
+        (torch.bfloat16, 80, 3, 1, 64),
+        (torch.bfloat16, 256, 1, 8, None),
+        (torch.float16, 96, 1, 8, None),
+        (torch.float16, 64, 8, 4, 64),
+        (torch.float32, 64, 2, 7, None),
+        (torch.float32, 128, 8, 4, None),
+        (FP8, 128, 8, 4, None),
+        (FP8, 64, 3, 1, 64),
     ],
     ids=str,
 )
-def test_equals_float64(dtype: torch.dtype, head_dim: int, num_kv_heads: int, group_size: int, num_splits: int) -> None:
+def test_equals_float64(
+    dtype: torch.dtype, head_dim: int, num_kv_heads: int, group_size: int, longest_part: int | None
+) -> None:
     """
-    In every dtype, with and without splits behind the prefix.
+    In every dtype, whole and in parts behind the prefix.
     """
     batch = batch_of(num_kv_heads, head_dim, dtype)
     query_dtype = torch.bfloat16 if dtype == FP8 else dtype
     query = torch.randn(NUM_SEQS, num_kv_heads * group_size, head_dim, device="cuda").to(query_dtype)
-    plain, scale = batch.plan(query.shape[1], None, num_splits), head_dim**-0.5
+    plain, scale = batch.plan(query.shape[1]), head_dim**-0.5
     plan = with_pass(batch, plain, query)
+    if longest_part is not None:
+        plan = cut(plan, query.shape[1], batch.kv_cache, longest_part)
 
     actual = decode_attention(query, batch.kv_cache, plan, scale, kv_scales=batch.kv_scales)
 
@@ -86,24 +93,31 @@ def test_caps(dtype: torch.dtype, block_size: int) -> None:
 
 def test_a_graph_follows_the_prefixes() -> None:
     """
-    A captured call is replayed for others who share, then for nobody who does.
+    A captured step is replayed for others who share, then for nobody who does.
     """
     batch = batch_of(2, 128, torch.bfloat16)
     query = torch.randn(NUM_SEQS, 8, 128, dtype=torch.bfloat16, device="cuda")
-    plain = batch.plan(8, None, num_splits_for(2 * NUM_SEQS, 128, 4096))
+    plain = batch.plan(8)
     plan = with_pass(batch, plain, query)
     layout = cascade_layout(NUM_SEQS, 8, 2, 128, torch.bfloat16)
     assert layout is not None
     numbers = np.zeros(layout.num_numbers, dtype=np.int32)
     sent = torch.zeros(layout.num_numbers, dtype=torch.int32, device="cuda")
-    empty = cascaded(plain, layout, [], 128)
+    programs = programs_of(8, 2, 128, torch.bfloat16)
+    parts = make_parts(NUM_SEQS, programs, 8, 128, query.device)
+    empty = replace(cascaded(plain, layout, [], 128), parts=parts)
     assert plan.cascade is not None
     assert empty.cascade is not None
     sections = {name: getattr(empty.cascade, name) for name in layout.sections}
-    decode_attention(query, batch.kv_cache, empty, 0.088)
+
+    def step() -> torch.Tensor:
+        cut_sequences(parts, empty.seq_lens, None, programs, empty.cascade)
+        return decode_attention(query, batch.kv_cache, empty, 0.088)
+
+    step()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        out = decode_attention(query, batch.kv_cache, empty, 0.088)
+        out = step()
     expected = paged_decode_reference(query.double(), batch.kv_cache, plain, 0.088)
 
     prefixes = share(batch, [(list(SHORT), 640), (list(LONG)[4:], 1216)])

@@ -1,10 +1,13 @@
 """Decode attention on the GPU against float64, at real sizes."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from kernels.cuda.decode_attention import launch
-from kernels.decode_attention import decode_attention, num_splits_for, paged_decode_reference
+from kernels.decode_attention import decode_attention, paged_decode_reference
+from kernels.decode_parts import cut_sequences, make_parts, programs_of
 from tests.support.numerics import assert_near
 from tests.support.paged import PagedBatch, paged_batch
 
@@ -19,8 +22,10 @@ def batch_of(num_kv_heads: int, head_dim: int, dtype: torch.dtype, block_size: i
     )
 
 
-def check(batch: PagedBatch, query: torch.Tensor, window: int | None, num_splits: int, softcap: float = 0.0) -> None:
-    plan, scale = batch.plan(query.shape[1], window, num_splits, 100), query.shape[2] ** -0.5
+def check(
+    batch: PagedBatch, query: torch.Tensor, window: int | None, longest_part: int | None, softcap: float = 0.0
+) -> None:
+    plan, scale = batch.plan(query.shape[1], window, longest_part), query.shape[2] ** -0.5
 
     actual = decode_attention(query, batch.kv_cache, plan, scale, softcap=softcap, kv_scales=batch.kv_scales)
 
@@ -35,27 +40,27 @@ def check(batch: PagedBatch, query: torch.Tensor, window: int | None, num_splits
 @pytest.mark.parametrize(("num_kv_heads", "group_size"), [(8, 4), (2, 7), (3, 1), (1, 8)])
 def test_equals_float64(dtype: torch.dtype, head_dim: int, num_kv_heads: int, group_size: int) -> None:
     """
-    In every dtype, with and without splits.
+    In every dtype, in parts and whole.
     """
     batch = batch_of(num_kv_heads, head_dim, dtype)
     query_dtype = torch.bfloat16 if dtype == FP8 else dtype
     query = torch.randn(len(SEQ_LENS), num_kv_heads * group_size, head_dim, device="cuda").to(query_dtype)
 
-    for num_splits in (1, 8):
-        check(batch, query, None, num_splits)
+    for longest_part in (None, 128):
+        check(batch, query, None, longest_part)
 
 
-@pytest.mark.parametrize("num_splits", [1, 2, 32])
+@pytest.mark.parametrize("longest_part", [None, 64, 1024])
 @pytest.mark.parametrize("window", [None, 1, 100])
 @pytest.mark.parametrize("softcap", [0.0, 3.0])
-def test_windows_and_caps(num_splits: int, window: int | None, softcap: float) -> None:
+def test_windows_and_caps(longest_part: int | None, window: int | None, softcap: float) -> None:
     """
     A window hides what is older, and a cap bends the scores, in blocks of 32 too.
     """
     batch = batch_of(4, 128, torch.bfloat16, block_size=32)
     query = 3 * torch.randn(len(SEQ_LENS), 16, 128, dtype=torch.bfloat16, device="cuda")
 
-    check(batch, query, window, num_splits, softcap)
+    check(batch, query, window, longest_part, softcap)
 
 
 @pytest.mark.parametrize("streams", [(16, 4, 1, 4), (32, 2, 2, 4), (16, 1, 2, 2), (32, 1, 1, 1), (128, 1, 1, 8)])
@@ -78,20 +83,44 @@ def test_streams(streams: tuple[int, int, int, int], stages: int, dtype: torch.d
 
 def test_a_graph_follows_the_lengths() -> None:
     """
-    A captured call is replayed for other lengths and other slots.
+    A captured step is replayed for other lengths and other slots: it cuts them anew.
     """
     batch = batch_of(2, 128, torch.bfloat16)
     query = torch.randn(len(SEQ_LENS), 8, 128, dtype=torch.bfloat16, device="cuda")
-    plan = batch.plan(8, None, num_splits_for(2 * len(SEQ_LENS), 128, 2049), 128)
-    assert plan.splits is not None
-    decode_attention(query, batch.kv_cache, plan, 0.088)
+    programs = programs_of(8, 2, 128, torch.bfloat16)
+    parts = make_parts(len(SEQ_LENS), programs, 8, 128, query.device)
+    plan = replace(batch.plan(8), parts=parts)
+
+    def step() -> torch.Tensor:
+        cut_sequences(parts, batch.seq_lens, None, programs)
+        return decode_attention(query, batch.kv_cache, plan, 0.088)
+
+    step()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        out = decode_attention(query, batch.kv_cache, plan, 0.088)
+        out = step()
+    before = parts.items.tolist()
 
     batch.seq_lens.copy_(batch.seq_lens.flip(0))
     batch.slots.copy_(batch.slots.flip(0))
-    plan.splits.max_tokens.fill_(300)
     graph.replay()
 
+    assert before != parts.items.tolist()
+    assert 0 == parts.arrivals.count_nonzero()
     assert_near(paged_decode_reference(query.double(), batch.kv_cache, plan, 0.088), out)
+
+
+@pytest.mark.parametrize("num_seqs", [1, 33, 1024])
+def test_cutting_equals_the_reference(num_seqs: int) -> None:
+    """
+    One program finds the parts of all sequences.
+    """
+    torch.manual_seed(0)
+    lengths = torch.randint(1, 8192, (num_seqs,), dtype=torch.int32)
+    expected, actual = (make_parts(num_seqs, 4, 8, 64, torch.device(kind)) for kind in ("cpu", "cuda"))
+
+    cut_sequences(actual, lengths.cuda(), 4096, 4)
+
+    cut_sequences(expected, lengths, 4096, 4)
+    for name in ("items", "shares", "firsts"):
+        assert torch.equal(getattr(expected, name), getattr(actual, name).cpu()), name

@@ -144,7 +144,7 @@ def test_kernels_read_blocks_with_scales_between(num_kv_heads: int, head_dim: in
     kv_cache.view(torch.uint8).copy_(batch.kv_cache.view(torch.uint8))
     kv_scales.copy_(batch.kv_scales)
     query = torch.randn(4, 4 * num_kv_heads, head_dim, dtype=torch.bfloat16, device="cuda")
-    plan = batch.plan(4 * num_kv_heads, num_splits=2)
+    plan = batch.plan(4 * num_kv_heads, longest_part=256)
     key_start = torch.tensor([0, 1, 701, 734, 750], dtype=torch.int32, device="cuda")
 
     attended = decode_attention(query, kv_cache, plan, 0.1, kv_scales=kv_scales)

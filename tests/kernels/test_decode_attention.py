@@ -4,17 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.decode_attention import (
-    PagedDecode,
-    decode_attention,
-    num_splits_for,
-    paged_decode_reference,
-    plan_decode,
-    plan_splits,
-    programs_of,
-    split_tokens_for,
-    split_workspace,
-)
+from kernels.decode_attention import PagedDecode, decode_attention, paged_decode_reference, plan_decode
 from tests.support.numerics import PagedTokens, assert_near, naive_attention
 
 
@@ -108,46 +98,3 @@ def test_the_reference_of_the_gpu_caps_scores_and_scales_fp8() -> None:
     numbers = torch.tensor([4.0, 16.0], dtype=torch.float64)
     expected = ((3.0 * torch.tanh(numbers / 3.0)).softmax(0) * numbers).sum()
     assert_near(expected.expand(1, 1, 64), out)
-
-
-def test_a_launch_has_room_for_splits() -> None:
-    """
-    The fewer sequences, the more parts each may have: a power of two, as far as its length makes sense of them.
-    """
-    assert [32, 32, 32, 8, 2, 1] == [num_splits_for(8 * n, 128, 8192) for n in (1, 8, 32, 128, 512, 1024)]
-    assert [1, 1, 4, 8] == [num_splits_for(8, 128, length) for length in (16, 127, 300, 600)]
-
-
-def test_a_part_is_short_beside_the_batch() -> None:
-    """
-    A large batch is cut into long parts, a small one into parts that are worth a program of their own.
-    """
-    assert [64, 199, 795, 6356] == [split_tokens_for(batch * 512, 8) for batch in (1, 32, 128, 1024)]
-
-
-def test_a_program_may_have_several_heads() -> None:
-    """
-    As the tables of configurations say, and one where they do not divide evenly; without a GPU always one.
-    """
-    assert [8, 3] == [programs_of(4 * heads, heads, 128, torch.bfloat16) for heads in (8, 3)]
-
-
-@pytest.mark.parametrize(("num_kv_heads", "max_model_len"), [(8, 8192), (2, 1024), (1, 16)])
-def test_one_workspace_fits_every_batch(num_kv_heads: int, max_model_len: int) -> None:
-    """
-    Partial results of any batch up to the largest are views of the same memory that do not overlap.
-    """
-    num_heads = 4 * num_kv_heads
-    workspace = split_workspace(100, num_kv_heads, num_heads, 64, max_model_len, torch.device("cpu"))
-    for num_seqs in range(1, 101):
-        num_splits = num_splits_for(num_seqs * num_kv_heads, 64, max_model_len)
-
-        splits = plan_splits(num_seqs, num_splits, torch.ones(1), workspace, num_heads, 64)
-
-        if num_splits == 1:
-            assert splits is None
-            continue
-        assert splits is not None
-        assert (num_seqs, num_heads, num_splits, 64) == splits.outputs.shape
-        assert splits.lses.data_ptr() == splits.outputs.data_ptr() + 4 * splits.outputs.numel()
-        assert len(splits.arrivals) >= num_seqs * num_kv_heads

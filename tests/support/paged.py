@@ -1,11 +1,13 @@
 """A KV cache as it lies on a GPU, in scattered blocks; whatever nobody wrote is NaN."""
 
-from dataclasses import dataclass
+import itertools
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from kernels.decode_attention import PagedDecode, SplitWorkspace, plan_splits
+from kernels.decode_attention import PagedDecode
+from kernels.decode_parts import PART_SHIFT, DecodeParts
 
 FP8_NAN = 0x7F
 FP8_MAX = 448.0
@@ -29,18 +31,37 @@ class PagedBatch:
     slots: Tensor
     seq_lens: Tensor
 
-    def plan(
-        self, num_heads: int, window: int | None = None, num_splits: int = 1, split_tokens: int = 1
-    ) -> PagedDecode:
-        """With a workspace of its own, of NaN. As a rule what can be cut is, into as many parts as there may be."""
-        head_dim, num_seqs, device = self.kv_cache.shape[4], len(self.seq_lens), self.kv_cache.device
-        workspace = SplitWorkspace(
-            torch.full((num_seqs * num_heads * num_splits * (head_dim + 1),), torch.nan, device=device),
-            torch.zeros(num_seqs * self.kv_cache.shape[2], dtype=torch.int32, device=device),
-        )
-        max_tokens = torch.tensor([split_tokens], dtype=torch.int32, device=device)
-        splits = plan_splits(num_seqs, num_splits, max_tokens, workspace, num_heads, head_dim)
-        return PagedDecode(self.block_tables, self.slots, self.seq_lens, window, splits)
+    def plan(self, num_heads: int, window: int | None = None, longest_part: int | None = None) -> PagedDecode:
+        """
+        With results of parts that are NaN until they are written.
+
+        Args:
+            longest_part: Tokens that are not cut, whatever the batch; None cuts nothing.
+        """
+        plain = PagedDecode(self.block_tables, self.slots, self.seq_lens, window, None)
+        return plain if longest_part is None else cut(plain, num_heads, self.kv_cache, longest_part)
+
+
+def cut(plan: PagedDecode, num_heads: int, kv_cache: Tensor, longest_part: int) -> PagedDecode:
+    """The plan in parts of so many tokens at most, with its cascade if it has one."""
+    _, _, num_kv_heads, _, head_dim = kv_cache.shape
+    lengths = plan.seq_lens.clamp(max=plan.window or 2**30)
+    if plan.cascade is not None:
+        lengths = lengths - plan.cascade.rows[: len(lengths), 0]
+    counts = [max(1, -(-length // longest_part)) for length in lengths.tolist()]
+    firsts = list(itertools.accumulate(counts, initial=0))
+    found = [row | part << PART_SHIFT for row, count in enumerate(counts) for part in range(count)]
+    device = plan.seq_lens.device
+    memory = DecodeParts(
+        # two programs more than there are parts
+        items=torch.tensor([*found, -1, -1], dtype=torch.int32, device=device),
+        shares=torch.full_like(plan.seq_lens, longest_part),
+        firsts=torch.tensor(firsts, dtype=torch.int32, device=device),
+        outputs=torch.full((len(found) + 2, num_heads, head_dim), torch.nan, device=device),
+        lses=torch.full((len(found) + 2, num_heads), torch.nan, device=device),
+        arrivals=torch.zeros(len(counts) * num_kv_heads, dtype=torch.int32, device=device),
+    )
+    return replace(plan, parts=memory)
 
 
 def paged_batch(

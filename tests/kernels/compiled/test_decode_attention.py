@@ -60,7 +60,8 @@ def compile_decode(
         "PREFIX_ROWS": prefix_rows,
         "EARLY": True,
     }
-    splits = {"part_outputs": "*fp32", "part_lses": "*fp32", "arrivals": "*i32", "split_tokens": "*i32"}
+    splits = dict.fromkeys(("items", "shares", "firsts", "arrivals"), "*i32")
+    splits |= dict.fromkeys(("part_outputs", "part_lses"), "*fp32")
     if split:
         signature |= splits
     else:

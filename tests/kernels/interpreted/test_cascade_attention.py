@@ -13,7 +13,7 @@ from kernels.cuda import cascade_attention as cuda
 from kernels.cuda.decode_attention import decode_attention_triton, launch
 from kernels.decode_attention import PagedDecode, paged_decode_reference
 from tests.support.numerics import assert_near
-from tests.support.paged import PagedBatch, paged_batch
+from tests.support.paged import PagedBatch, cut, paged_batch
 from tests.support.pairwise import pairwise
 from tests.support.shared import cascaded, share
 
@@ -25,8 +25,8 @@ GRID: dict[str, list[Any]] = {
     "head_dim": [64, 80, 96, 128],
     "group_size": [1, 4, 7, 8],
     "dtype": [torch.float32, torch.float16, torch.float8_e4m3fn],
-    # parts at most, and tokens that are not cut
-    "splits": [(1, 1), (3, 1), (4, 40)],
+    # tokens behind the prefix that are not cut
+    "longest_part": [None, 3, 32],
     "block_size": [16, 32],
     "softcap": [0.0, 3.0],
     # rows of a tile, tokens read at once
@@ -76,8 +76,11 @@ def test_equals_float64(case: dict[str, Any]) -> None:
     # 2 scales the scores so that a cap bends them
     query = 2 * torch.randn(len(SEQ_LENS), 2 * case["group_size"], case["head_dim"])
     query = query.to(torch.float32 if fp8 else dtype)
-    plain = batch.plan(query.shape[1], None, *case["splits"])
+    plain = batch.plan(query.shape[1])
     plan = cascaded(plain, layout_of(batch, case["group_size"], *case["tile"]), prefixes, case["head_dim"])
+
+    if case["longest_part"] is not None:
+        plan = cut(plan, query.shape[1], batch.kv_cache, case["longest_part"])
 
     actual = attend(query, batch, plan, softcap, case["streams"])
 

@@ -12,7 +12,7 @@ import torch
 from kernels.cuda.decode_attention import decode_attention_triton, launch
 from kernels.decode_attention import paged_decode_reference
 from tests.support.numerics import assert_near
-from tests.support.paged import PagedBatch, paged_batch
+from tests.support.paged import PagedBatch, cut, paged_batch
 from tests.support.pairwise import pairwise
 
 FP8_TOLERANCE = 1e-2
@@ -21,8 +21,8 @@ GRID: dict[str, list[Any]] = {
     "head_dim": [64, 80, 96, 128],
     "group_size": [1, 4, 7, 8],
     "dtype": [torch.float32, torch.float16, torch.float8_e4m3fn],
-    # parts at most, and tokens that are not cut
-    "splits": [(1, 1), (2, 1), (8, 1), (4, 40), (16, 20)],
+    # tokens that are not cut
+    "longest_part": [None, 5, 16, 32, 40],
     "block_size": [16, 32],
     "window": [None, 24],
     "softcap": [0.0, 3.0],
@@ -39,7 +39,7 @@ def check(case: dict[str, Any]) -> None:
     # 2 scales the scores so that a cap bends them
     query = 2 * torch.randn(len(SEQ_LENS), 2 * case["group_size"], case["head_dim"])
     query = query.to(torch.float32 if fp8 else dtype)
-    plan = batch.plan(query.shape[1], window, *case["splits"])
+    plan = batch.plan(query.shape[1], window, case["longest_part"])
     scale, softcap = case["head_dim"] ** -0.5, case["softcap"]
     tile, slices, heads = case["streams"]
     config = {"tile": tile, "slices": slices, "heads": heads, "warps": 4, "stages": 3}
@@ -50,7 +50,7 @@ def check(case: dict[str, Any]) -> None:
         query.double(), batch.kv_cache, plan, scale, softcap=softcap, kv_scales=batch.kv_scales
     )
     assert actual.dtype == query.dtype
-    assert plan.splits is None or 0 == plan.splits.arrivals.count_nonzero()
+    assert plan.parts is None or 0 == plan.parts.arrivals.count_nonzero()
     assert_near(expected, actual, FP8_TOLERANCE if fp8 else None)
 
 
@@ -84,15 +84,17 @@ def tiny_batch(seq_lens: list[int]) -> tuple[PagedBatch, torch.Tensor]:
     return batch, torch.randn(len(seq_lens), 8, 64)
 
 
-@pytest.mark.parametrize("num_splits", [1, 4])
-def test_rows_of_a_padded_batch_are_finite(num_splits: int) -> None:
+@pytest.mark.parametrize("longest_part", [None, 8])
+def test_rows_of_a_padded_batch_are_finite(longest_part: int | None) -> None:
     """
     A sequence of no tokens gives zeros, and so does one whose table holds the null block alone.
     """
     batch, query = tiny_batch([20, 3, 3])
     seq_lens, slots = batch.seq_lens.clone(), batch.slots.clone()
     seq_lens[1], slots[2] = 0, 0
-    plan = replace(batch.plan(8, num_splits=num_splits), seq_lens=seq_lens, slots=slots)
+    plan = replace(batch.plan(8), seq_lens=seq_lens, slots=slots)
+    if longest_part is not None:
+        plan = cut(plan, 8, batch.kv_cache, longest_part)
 
     out = decode_attention_triton(query, batch.kv_cache, plan, 0.125)
 
@@ -106,7 +108,7 @@ def test_what_is_not_cut_has_the_bits_of_an_uncut_batch() -> None:
     """
     batch, query = tiny_batch([20, 200, 33])
 
-    out = decode_attention_triton(query, batch.kv_cache, batch.plan(8, None, 8, 64), 0.125)
+    out = decode_attention_triton(query, batch.kv_cache, batch.plan(8, None, 64), 0.125)
 
     plain = decode_attention_triton(query, batch.kv_cache, batch.plan(8), 0.125)
     assert torch.equal(plain[[0, 2]], out[[0, 2]])
@@ -118,7 +120,7 @@ def test_parts_meet_again_in_the_next_layer() -> None:
     The same workspace serves one call after the other.
     """
     batch, query = tiny_batch([75, 130])
-    plan = batch.plan(8, None, 4)
+    plan = batch.plan(8, None, 32)
 
     first, second = (decode_attention_triton(query, batch.kv_cache, plan, 0.125) for _ in range(2))
 
