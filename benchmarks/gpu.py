@@ -42,7 +42,9 @@ MAX_NUM_BATCHED_TOKENS = 8192
 # where vLLM is faster with fewer seats
 _VLLM_SEATS = {("qwen2.5-0.5b", "fixed512"): 256}
 # the cells that a claim stands on
-_REPEATS = {("llama-3.1-8b", "sharegpt"): 3, ("llama-3.1-8b", "fixed512"): 3}
+_REPEATS = {("llama-3.1-8b", "sharegpt"): 3} | {
+    ("qwen2.5-0.5b", cell): 3 for cell in ("sharegpt", "fixed512", "summarize", "prefix", "single", "batch32")
+}
 
 _WARM_UPS = (("sharegpt", 128, 901), ("summarize", 8, 902))
 # vLLM's engine process gives the memory back before it ends
