@@ -20,7 +20,6 @@ from tests.support.manifests import COMPONENTS, K8S, OVERLAYS, Manifests, compos
 VERSIONS = ("1.30", "1.37")
 CUSTOM = {"ScaledObject": ScaledObject, "PodMonitor": PodMonitor, "ServiceMonitor": ServiceMonitor}
 IMAGES = {"pagemill/gateway", "pagemill/worker-cpu", "pagemill/worker-gpu"}
-PORTS = {"monitoring": "metrics", "keda": "metrics"}
 
 
 @pytest.fixture(params=[*OVERLAYS, "everything"])
@@ -175,6 +174,21 @@ def test_images_are_ours_and_have_a_version(name: str) -> None:
 
     assert IMAGES >= {image.partition(":")[0] for image in images.values()}
     assert [] == [image for image in images.values() if not re.search(r":\d+\.\d+\.\d+$", image)]
+
+
+def test_images_are_targets_of_the_dockerfile() -> None:
+    """
+    Which runs them as the user that pods name, so that files of the image are readable and those of volumes writable.
+    """
+    dockerfile = ROOT / "Dockerfile"
+    if not dockerfile.exists():
+        pytest.skip("there is no Dockerfile here")
+    text = dockerfile.read_text()
+
+    assert set() == {image.partition("/")[2] for image in IMAGES} - set(re.findall(r"(?i)\bas (\S+)$", text, re.M))
+    (user,) = {int(user) for user in re.findall(r"^USER (\d+)", text, re.M)}
+    pods = [one for one in overlay("gpu").containers() if one.owner != "pagemill-redis"]
+    assert {user} == {container.pod["securityContext"]["runAsUser"] for container in pods}
 
 
 def test_pods_may_do_little(manifests: Manifests) -> None:

@@ -160,7 +160,8 @@ def test_folders_of_settings_are_mounted(manifests: Manifests, entered: Callable
             entered(container)
             folder = str(models_root())
             assert any(folder.startswith(f"{mount}/") for mount in mounts)
-            assert any(container.environment["TRITON_CACHE_DIR"].startswith(f"{mount}/") for mount in mounts)
+            for name in ("TRITON_CACHE_DIR", "HF_HOME"):
+                assert any(container.environment[name].startswith(f"{mount}/") for mount in mounts)
         if container.owner == "pagemill-gateway":
             entered(container)
             assert str(gateway_settings().keys_file.parent) in mounts  # type: ignore[union-attr]
