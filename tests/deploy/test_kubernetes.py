@@ -14,7 +14,17 @@ from cloudcoil.models.keda.v1alpha1 import ScaledObject
 from cloudcoil.models.prometheus_operator.v1 import PodMonitor, PrometheusRule, ServiceMonitor
 
 from tests.support.deploy import GRAFANA, PROMETHEUS, ROOT, read_yaml
-from tests.support.manifests import COMPONENTS, K8S, OVERLAYS, Manifests, compose, example_secrets, overlay, quantity
+from tests.support.manifests import (
+    COMPONENTS,
+    K8S,
+    OVERLAYS,
+    Manifests,
+    compose,
+    everything,
+    example_secrets,
+    overlay,
+    quantity,
+)
 
 # the oldest that knows all that is used, and the newest
 VERSIONS = ("1.30", "1.37")
@@ -23,11 +33,9 @@ IMAGES = {"pagemill/gateway", "pagemill/worker-cpu", "pagemill/worker-gpu"}
 
 
 @pytest.fixture(params=[*OVERLAYS, "everything"])
-def manifests(request: pytest.FixtureRequest, tmp_path: Path) -> Manifests:
-    """Each overlay, and one with all components in a namespace of its own."""
-    if request.param in OVERLAYS:
-        return overlay(request.param)
-    return compose(tmp_path, [name for name in COMPONENTS if name != "cpu"], namespace="elsewhere")
+def manifests(request: pytest.FixtureRequest) -> Manifests:
+    """Each overlay, and one with all components."""
+    return overlay(request.param) if request.param in OVERLAYS else everything()
 
 
 def faults(obj: dict[str, Any]) -> list[str]:

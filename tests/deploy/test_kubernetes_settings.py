@@ -14,7 +14,7 @@ from pagemill.settings import ClientSettings
 from producers.gateway import health
 from producers.gateway.settings import GatewaySettings
 from producers.tasks.settings import CelerySettings, load_settings
-from tests.support.manifests import COMPONENTS, OVERLAYS, Container, Manifests, compose, overlay, quantity
+from tests.support.manifests import OVERLAYS, Container, Manifests, everything, overlay, quantity
 from worker.drain import LAST_STEP_S
 from worker.models import models_root
 from worker.returns import FLUSH_S
@@ -57,10 +57,8 @@ def _nothing_but_the_pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.fixture(params=[*OVERLAYS, "everything"])
-def manifests(request: pytest.FixtureRequest, tmp_path: Path) -> Manifests:
-    if request.param in OVERLAYS:
-        return overlay(request.param)
-    return compose(tmp_path, [name for name in COMPONENTS if name != "cpu"])
+def manifests(request: pytest.FixtureRequest) -> Manifests:
+    return overlay(request.param) if request.param in OVERLAYS else everything()
 
 
 @pytest.fixture

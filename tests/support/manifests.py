@@ -5,6 +5,7 @@ import math
 import os
 import re
 import subprocess
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -57,6 +58,13 @@ def compose(folder: Path, components: Sequence[str], *, namespace: str = "pagemi
     }
     (folder / "kustomization.yaml").write_text(yaml.safe_dump(text))
     return build(folder)
+
+
+@cache
+def everything() -> "Manifests":
+    """All components but one of the two that exclude each other, in a namespace that no overlay has."""
+    with tempfile.TemporaryDirectory() as folder:
+        return compose(Path(folder), [name for name in COMPONENTS if name != "cpu"], namespace="elsewhere")
 
 
 @cache
