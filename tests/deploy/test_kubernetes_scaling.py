@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from pagemill.client import Client
 from producers.child import Child
 from tests.support.gateways import running_gateway
-from tests.support.manifests import compose, overlay
+from tests.support.manifests import Manifests, compose, everything, overlay
 from tests.support.redis_process import RedisProcess
 from tests.support.scrapes import get_json
 from tests.support.servers import a_job, wait_for
@@ -101,6 +101,27 @@ def test_the_number_of_workers_is_kedas_alone() -> None:
 
     assert "replicas" not in built.one("Deployment", target)["spec"]
     assert 1 == overlay("cpu").one("Deployment", target)["spec"]["replicas"]
+
+
+def test_nobody_is_called_for_the_first_worker_that_loads() -> None:
+    """
+    Scaled to none, a queue has jobs and no worker for as long as one takes to start: the alert waits for longer. All
+    others are as they are.
+    """
+    built = overlay("gpu")
+    found = {rule["alert"]: rule for rule in rules_of(built) if "alert" in rule}
+    plain = {rule["alert"]: rule for rule in rules_of(everything()) if "alert" in rule}
+    load_s = built.container("pagemill-worker").patience_s("startup")
+
+    assert {"PagemillNoWorkers"} == {name for name, rule in found.items() if rule != plain[name]}
+    minutes = re.fullmatch(r"(\d+)m", found["PagemillNoWorkers"]["for"])
+    assert minutes is not None
+    assert load_s < 60 * int(minutes.group(1))
+
+
+def rules_of(manifests: Manifests) -> list[dict[str, Any]]:
+    groups = manifests.one("PrometheusRule", "pagemill")["spec"]["groups"]
+    return [rule for group in groups for rule in group["rules"]]
 
 
 def test_a_gateway_takes_requests_while_there_is_no_worker(server_url: str, queue: str) -> None:
