@@ -270,9 +270,12 @@ def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def main(arguments: list[str]) -> int:
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m docs.make_settings", description="Write docs/settings.md.")
+    parser.add_argument("--check", action="store_true", help="write nothing; say whether the page is another one")
+    options = parser.parse_args()
     made = page()
-    if arguments == ["--check"]:
+    if options.check:
         changed = not PAGE.exists() or PAGE.read_text(encoding="utf-8") != made
         print(*[f"{PAGE.name} is not what `python -m docs.make_settings` writes"] * changed)
         return int(changed)
@@ -281,4 +284,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())
