@@ -231,6 +231,15 @@ def test_pods_say_what_they_need(manifests: Manifests) -> None:
         assert quantity(resources["requests"]["memory"]) <= quantity(resources["limits"]["memory"])
 
 
+def test_each_container_is_looked_at() -> None:
+    """
+    One that hangs is started again, and one that is not there yet gets no work and holds a rollout up.
+    """
+    for container in everything().containers(init=False):
+        assert "livenessProbe" in container.spec, container.name
+        assert {"startupProbe", "readinessProbe"} & container.spec.keys(), container.name
+
+
 def test_a_gpu_worker_has_one_gpu_and_others_have_none() -> None:
     """
     On nodes that are kept for those; its shared memory fits what it may use.

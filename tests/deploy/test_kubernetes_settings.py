@@ -116,8 +116,10 @@ def test_programs_are_started_by_commands_that_there_are(manifests: Manifests) -
                 assert [] == rest or ["pull", "$(PAGEMILL_MODEL)"] == rest
             case ["python", "-m", module]:
                 assert importlib.util.find_spec(module) is not None
-            case ["celery", "-A", module, "worker", "-Q", "pagemill.ingress", *_]:
+            case ["celery", "-A", module, "worker", "-Q", "pagemill.ingress", *rest]:
                 assert importlib.util.find_spec(module) is not None
+                # as many processes as its share of the node bears
+                assert "--concurrency=2" in rest
             case ["valkey-server"]:
                 assert "noeviction" in container.spec["args"]
             case other:
