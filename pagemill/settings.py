@@ -81,23 +81,24 @@ class Settings(BaseSettings):
 
 
 class ClientSettings(Settings):
-    """
-    What a producer needs to know.
+    """What a producer needs to know."""
 
-    Args:
-        redis_url: The queue's server, or the way to it: redis://, redis+sentinel://, redis+cluster://,
-            each with TLS too (docs/client.md).
-        queue: Its name there.
-        object_store: Where large payloads and results are: file:///folder or
-            s3://bucket/prefix; none keeps all in Redis, up to 8 MiB a job.
-        max_queued_tokens: Submits are refused as busy while more estimated tokens wait; 0 for
-            no limit.
-    """
-
-    redis_url: str = "redis://localhost:6379/0"
-    queue: str = "default"
-    object_store: str | None = None
-    max_queued_tokens: int = Field(1_000_000_000, ge=0)
+    redis_url: str = Field(
+        "redis://localhost:6379/0",
+        description="The queue's server, or the way to it: redis://, redis+sentinel://, redis+cluster://, each with "
+        "TLS too; see client.md.",
+    )
+    queue: str = Field("default", description="Name of the queue there.")
+    object_store: str | None = Field(
+        None,
+        description="Where large payloads and results are: file:///folder or s3://bucket/prefix; unset: all is in "
+        "Redis, up to 8 MiB a job.",
+    )
+    max_queued_tokens: int = Field(
+        1_000_000_000,
+        ge=0,
+        description="Submits are refused as busy while more estimated tokens wait; 0 for no limit.",
+    )
 
 
 def config_file(environment: Mapping[str, str]) -> Path | None:

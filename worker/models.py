@@ -161,6 +161,9 @@ def _pull_from_hub(hub_id: str, folder: Path) -> None:
         scratch.chmod(0o755)
         scratch.rename(folder)
     except (HfHubHTTPError, OSError, ValueError) as error:
+        # another process, perhaps of another machine, may have finished the same folder first
+        if folder.is_dir():
+            return
         raise ModelNotFound(f"the hub gave no {hub_id}: {str(error).strip().splitlines()[0]}") from None
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

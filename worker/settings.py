@@ -29,15 +29,15 @@ class MetricsSettings(Settings):
         le=65535,
         description="Serve /metrics, /autoscale, /healthz and /readyz there; 0 lets the system choose a port.",
     )
-    metrics_host: str = Field("127.0.0.1", description="Address of these; 0.0.0.0 in a container.")
+    metrics_host: str = Field("127.0.0.1", description="Address that they are served at; 0.0.0.0 in a container.")
     metrics_tenants: int = Field(
         0, ge=0, le=1000, description="Count the tokens of so many tenants by name, those that took most."
     )
     autoscale_target_s: float = Field(
         300.0, gt=0, description="So many workers are wanted as empty the backlog within that time."
     )
-    autoscale_min_workers: int = Field(0, ge=0, description="Never fewer are wanted.")
-    autoscale_max_workers: int = Field(64, ge=1, description="Never more.")
+    autoscale_min_workers: int = Field(0, ge=0, description="Fewest workers that are wanted of an autoscaler.")
+    autoscale_max_workers: int = Field(64, ge=1, description="Most workers that are wanted.")
     autoscale_tokens_per_s: float | None = Field(
         None, gt=0, description="Estimated tokens that a worker does a second, until that has been measured."
     )
@@ -147,8 +147,8 @@ class WorkerSettings(MetricsSettings, ClientSettings):
     cascade: bool = Field(
         True, description="On a GPU, read a cached prefix that running sequences share once for all of them."
     )
-    cascade_min_seqs: int = Field(8, ge=2, description="Sequences from which on that is done.")
-    cascade_min_tokens: int = Field(512, ge=1, description="Tokens of the prefix from which on that is done.")
+    cascade_min_seqs: int = Field(8, ge=2, description="Running sequences from which on a shared prefix is read once.")
+    cascade_min_tokens: int = Field(512, ge=1, description="Tokens of a shared prefix from which on it is read once.")
     preemption: Literal["auto", "swap", "recompute"] = Field(
         "auto", description="How blocks are won back under pressure; auto takes the cheaper way."
     )
@@ -176,7 +176,7 @@ class WorkerSettings(MetricsSettings, ClientSettings):
     restart_s: float = Field(
         1.0, ge=0, description="Pause before a worker that died is started again; doubled when that dies soon too."
     )
-    max_restart_s: float = Field(60.0, ge=0, description="Longest such pause.")
+    max_restart_s: float = Field(60.0, ge=0, description="Longest pause before a start.")
     supervised: CliSuppress[str | None] = Field(None, description="What a supervisor tells the worker it starts.")
     step_timeout_s: float = Field(
         300.0, gt=0, description="A worker whose step runs for longer is not healthy, and ends with all stacks shown."
@@ -190,7 +190,9 @@ class WorkerSettings(MetricsSettings, ClientSettings):
     log_format: Literal["auto", "text", "json"] = Field(
         "auto", description="auto is text on a terminal and JSON lines elsewhere."
     )
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="What is logged.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="The least urgent lines that are logged."
+    )
 
     @classmethod
     def read(cls, flags: Sequence[str], *, also: Iterable[type[Settings]] = (), prog: str = "pagemill worker") -> Self:

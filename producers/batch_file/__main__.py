@@ -41,7 +41,7 @@ from producers.progress import Display, Meter, Moment, display_for, tell_of_no_w
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = _parse(arguments)
+    options = command_line().parse_args(arguments)
     return exit_code(
         "batch", lambda: int(options.command(options)), (BatchFileError, BulkError, SettingsError, SourceError)
     )
@@ -147,7 +147,8 @@ def _tell(options: argparse.Namespace, summary: Summary) -> None:
     )
 
 
-def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+def command_line() -> argparse.ArgumentParser:
+    """What may be written behind `pagemill batch`."""
     parser = argparse.ArgumentParser(prog="pagemill batch", description="Run OpenAI batch files.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     run = commands.add_parser("run", help="run one file", description="Run one file, or what is left of it.")
@@ -175,7 +176,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         one.add_argument("--redis-url", help="the server, as redis://host:port/0")
         one.add_argument("--queue", help="name of the queue")
         one.add_argument("--object-store", help="where large payloads and results are")
-    return parser.parse_args(arguments)
+    return parser
 
 
 def _add_serve(commands: Any) -> argparse.ArgumentParser:

@@ -62,7 +62,7 @@ _RESUME = ("deadline", "max-jobs", "max-tokens", "prompt-price", "completion-pri
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = _parse(arguments)
+    options = command_line().parse_args(arguments)
     return exit_code("bulk", lambda: int(options.command(options)), (SpecError, SettingsError))
 
 
@@ -177,7 +177,8 @@ def _given(options: argparse.Namespace, flags: Sequence[str] | dict[str, str]) -
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+def command_line() -> argparse.ArgumentParser:
+    """What may be written behind `pagemill bulk`."""
     parser = argparse.ArgumentParser(
         prog="pagemill bulk", description="Put many documents through a queue, and write what comes out."
     )
@@ -204,7 +205,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         ("report", _report, "show what a job came to that is done"),
     ):
         _command(commands, name, command, about).add_argument("output", help="the folder that it writes")
-    return parser.parse_args(arguments)
+    return parser
 
 
 def _day(text: str) -> date:

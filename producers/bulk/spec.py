@@ -27,80 +27,86 @@ Fraction = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class MapReduce(BaseModel):
-    """
-    What is done with a document that is longer than the model's context.
-
-    Args:
-        mode: "reduce" asks about each part and then about the answers, until one is left; "join"
-            writes the parts' answers one after the other; "off" submits it as it is, to be refused
-            or cut as `options.truncate` says.
-        part_tokens: Most tokens of a part; None takes what fits into the context.
-        context_tokens: Of prompt and answer together; None asks the workers, and takes 4,096 where there is none.
-        max_levels: Rounds of asking after which the row fails.
-    """
+    """What is done with a document that is longer than the model's context."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    mode: Literal["auto", "reduce", "join", "off"] = "auto"
-    part_tokens: int | None = Field(None, ge=16)
-    context_tokens: int | None = Field(None, ge=64)
-    max_levels: int = Field(8, ge=1, le=32)
+    mode: Literal["auto", "reduce", "join", "off"] = Field(
+        "auto",
+        description='"reduce" asks about each part and then about the answers, until one is left; "join" writes the '
+        'parts\' answers one after the other; "off" submits it as it is, to be refused or cut as `options.truncate` '
+        'says; "auto" reduces for summarise, joins for translate, and is off for others.',
+    )
+    part_tokens: int | None = Field(
+        None, ge=16, description="Most tokens of a part; unset: what fits into the context."
+    )
+    context_tokens: int | None = Field(
+        None,
+        ge=64,
+        description="Of prompt and answer together; unset: the smallest worker's, and 4,096 where there is none.",
+    )
+    max_levels: int = Field(8, ge=1, le=32, description="Rounds of asking after which the row fails.")
 
 
 class BulkSpec(BaseModel):
-    """
-    One bulk job.
-
-    Args:
-        name: What it is called in logs and in the ids of its jobs.
-        input: s3:// or file:// URL of an object, or of a folder of them; {date} stands for a day.
-        output: URL of the folder that is written; one job's alone.
-        format: How the input is read; None tells it from the names of the objects.
-        text_field, id_field: Columns of the text and of the custom_id.
-        keep: Columns that are copied into the `metadata` of the output's rows.
-        limit: Rows of the input that are taken, from its beginning.
-        template: summarise, classify, extract, translate, or the path of a template file.
-        template_text: The file's contents, read when the job is planned.
-        params: What the template takes: words, labels, schema, language, and what your own has.
-        structured: Have the engine bind the answers to the schema of extract and the labels of classify
-            (workers need the extra "structured"); else they are only asked for.
-        options: As of a job.
-        timeout_s: Of each job, from when the queue has it.
-        deadline: When the whole is to end: what has no answer by then has none.
-        result_ttl_s: For how long answers wait in the queue for a run that was interrupted.
-        max_jobs, max_tokens: Most jobs and estimated tokens of them in the queue at a time.
-        rows_per_chunk: Rows of the input that make a file of the output.
-        prompt_price, completion_price: Of a million tokens.
-    """
+    """One bulk job."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: Name = "bulk"
-    input: str
-    output: str
-    format: Literal["jsonl", "parquet", "text"] | None = None
-    text_field: str = "text"
-    id_field: str = "custom_id"
-    keep: tuple[str, ...] = ()
-    limit: int | None = Field(None, ge=1)
-    template: str = "summarise"
-    template_text: str | None = None
-    params: dict[str, Any] = Field(default_factory=dict)
-    structured: bool = True
-    options: Options = Options()
-    map_reduce: MapReduce = MapReduce()
-    model: str | None = None
-    lane: Lane = "bulk"
-    tenant: Name = "default"
-    timeout_s: float | None = Field(None, gt=0, le=30 * 86400)
-    deadline: AwareDatetime | None = None
-    result_ttl_s: int = Field(2 * 86400, ge=60, le=30 * 86400)
-    rows_per_chunk: int = Field(512, ge=1, le=100_000)
-    max_jobs: int = Field(2048, ge=1)
-    max_tokens: int = Field(4_000_000, ge=1)
-    output_format: Literal["jsonl.zst", "jsonl", "parquet"] = "jsonl.zst"
-    prompt_price: Fraction = 0.0
-    completion_price: Fraction = 0.0
+    name: Name = Field("bulk", description="What it is called in logs and in the ids of its jobs.")
+    input: str = Field(
+        description="s3:// or file:// URL of an object, or of a folder of them; {date} stands for a day."
+    )
+    output: str = Field(description="URL of the folder that is written; one job's alone.")
+    format: Literal["jsonl", "parquet", "text"] | None = Field(
+        None, description="How the input is read; unset: the names of the objects tell."
+    )
+    text_field: str = Field("text", description="Column of the text.")
+    id_field: str = Field("custom_id", description="Column of the custom_id.")
+    keep: tuple[str, ...] = Field((), description="Columns that are copied into the `metadata` of the output's rows.")
+    limit: int | None = Field(
+        None, ge=1, description="Rows of the input that are taken, from its beginning; unset: all."
+    )
+    template: str = Field(
+        "summarise", description="summarise, classify, extract, translate, or the path of a template file."
+    )
+    template_text: str | None = Field(
+        None, description="The template itself; unset: the file is read when the job is planned."
+    )
+    params: dict[str, Any] = Field(
+        default_factory=dict,
+        description="What the template takes: words, labels, schema, language, and what your own has.",
+    )
+    structured: bool = Field(
+        True,
+        description="Have the engine bind the answers to the schema of extract and the labels of classify (workers "
+        'need the extra "structured"); else they are only asked for.',
+    )
+    options: Options = Field(Options(), description="As of a job: `max_tokens`, `temperature` and so on.")
+    map_reduce: MapReduce = Field(MapReduce(), description="What is done with long documents; see below.")
+    model: str | None = Field(None, description="The model that must answer; unset: the queue's.")
+    lane: Lane = Field("bulk", description="Before whom its jobs are served.")
+    tenant: Name = Field("default", description="Who pays.")
+    timeout_s: float | None = Field(
+        None, gt=0, le=30 * 86400, description="Of each job, from when the queue has it; unset: none."
+    )
+    deadline: AwareDatetime | None = Field(
+        None, description="When the whole is to end: what has no answer by then has none; unset: never."
+    )
+    result_ttl_s: int = Field(
+        2 * 86400,
+        ge=60,
+        le=30 * 86400,
+        description="For how long answers wait in the queue for a run that was interrupted.",
+    )
+    rows_per_chunk: int = Field(512, ge=1, le=100_000, description="Rows of the input that make a file of the output.")
+    max_jobs: int = Field(2048, ge=1, description="Most jobs in the queue at a time.")
+    max_tokens: int = Field(4_000_000, ge=1, description="Most estimated tokens of them.")
+    output_format: Literal["jsonl.zst", "jsonl", "parquet"] = Field(
+        "jsonl.zst", description="What the files of the output are."
+    )
+    prompt_price: Fraction = Field(0.0, description="Of a million tokens of prompts, for the report.")
+    completion_price: Fraction = Field(0.0, description="Of a million tokens of answers.")
 
     @field_validator("options")
     @classmethod

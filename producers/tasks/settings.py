@@ -9,18 +9,12 @@ from pagemill.settings import ClientSettings
 
 
 class BeatEntry(BaseModel):
-    """
-    When a bulk job runs.
-
-    Args:
-        name: The bulk job, as producers/bulk knows it.
-        cron: Minute, hour, day of the month, month, day of the week.
-    """
+    """When a bulk job runs."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: Name
-    cron: str = Field(pattern=r"^\S+( \S+){4}$")
+    name: Name = Field(description="The bulk job, as `[bulk.<name>]` of pagemill.toml has it.")
+    cron: str = Field(pattern=r"^\S+( \S+){4}$", description="Minute, hour, day of the month, month, day of the week.")
 
 
 def _named(name: str) -> AliasChoices:
@@ -29,38 +23,53 @@ def _named(name: str) -> AliasChoices:
 
 
 class CelerySettings(ClientSettings):
-    """
-    What the ingress, the completer and the beat need to know.
+    """What the ingress, the completer and the beat need to know."""
 
-    Args:
-        celery_broker_url: Where tasks come from; CELERY_BROKER_URL is read too. Its server is not a cluster.
-        celery_result_backend: Where results go, the broker if left out; CELERY_RESULT_BACKEND is read too.
-        celery_result_expires_s: How long the result backend keeps results, and the queue those of `generate`.
-        celery_visibility_timeout_s: A task that its worker had for so long without an acknowledgement goes to another
-            worker. The shortest of all programs at a broker counts.
-        celery_callback_queue: Where callbacks, errbacks and next steps go that name no queue: the callers'
-            own default queue.
-        celery_completer: Complete tasks on a thread of the ingress; else by `python -m producers.tasks.completer`.
-        celery_reply_to: The stream of replies; one for each broker that feeds the same queue.
-        celery_reply_claim_s: A reply that a completer had for so long is another one's.
-        celery_batch_source: file:///folder or s3://bucket/prefix that `submit_batch` may read from; `object_store`
-            if left out.
-        celery_timezone: Of the beat's times and dates.
-        celery_beat: Bulk jobs and when they run.
-    """
-
-    celery_broker_url: str = Field("redis://localhost:6379/1", validation_alias=_named("celery_broker_url"))
-    celery_result_backend: str | None = Field(None, validation_alias=_named("celery_result_backend"))
-    celery_result_expires_s: int = Field(86400, ge=60, le=30 * 86400)
+    celery_broker_url: str = Field(
+        "redis://localhost:6379/1",
+        validation_alias=_named("celery_broker_url"),
+        description="Where tasks come from; CELERY_BROKER_URL is read too. Its server is not a cluster.",
+    )
+    celery_result_backend: str | None = Field(
+        None,
+        validation_alias=_named("celery_result_backend"),
+        description="Where results go; CELERY_RESULT_BACKEND is read too; unset: to the broker.",
+    )
+    celery_result_expires_s: int = Field(
+        86400,
+        ge=60,
+        le=30 * 86400,
+        description="How long the result backend keeps results, and the queue those of `generate`.",
+    )
     # ingress tasks take milliseconds: what was not acknowledged for so long, its worker is gone
-    celery_visibility_timeout_s: float = Field(300.0, ge=1, le=86400)
-    celery_callback_queue: str = "celery"
-    celery_completer: bool = True
-    celery_reply_to: Name = "celery"
-    celery_reply_claim_s: float = Field(60.0, gt=0)
-    celery_batch_source: str | None = None
-    celery_timezone: str = "UTC"
-    celery_beat: tuple[BeatEntry, ...] = ()
+    celery_visibility_timeout_s: float = Field(
+        300.0,
+        ge=1,
+        le=86400,
+        description="A task that its worker had for so long without an acknowledgement goes to another one. The "
+        "shortest of all programs at a broker counts.",
+    )
+    celery_callback_queue: str = Field(
+        "celery",
+        description="Where callbacks, errbacks and next steps go that name no queue: the callers' own default queue.",
+    )
+    celery_completer: bool = Field(
+        True, description="Complete tasks on a thread of the ingress; else by `python -m producers.tasks.completer`."
+    )
+    celery_reply_to: Name = Field(
+        "celery", description="The stream of replies; one for each broker that feeds the same queue."
+    )
+    celery_reply_claim_s: float = Field(
+        60.0, gt=0, description="A reply that a completer had for so long is another one's."
+    )
+    celery_batch_source: str | None = Field(
+        None,
+        description="file:///folder or s3://bucket/prefix that `submit_batch` may read from; unset: `object_store`.",
+    )
+    celery_timezone: str = Field("UTC", description="Of the beat's times and dates.")
+    celery_beat: tuple[BeatEntry, ...] = Field(
+        (), description="Bulk jobs and when they run, each a `name` and a `cron`."
+    )
 
     @field_validator("celery_timezone")
     @classmethod

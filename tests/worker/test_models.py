@@ -73,3 +73,22 @@ def test_list_shows_what_is_here(
     lines = capsys.readouterr().out.splitlines()
     assert ["smollm2", "acme/tiny"] == [line.split()[0] for line in lines]
     assert "not pulled" in lines[0]
+
+
+def test_of_two_pulls_at_once_both_have_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    As of two machines that share the folder: who comes second takes the first one's, and leaves nothing behind.
+    """
+    others = tmp_path / "owner--name"
+
+    def download(hub_id: str, *, local_dir: Path, **_: object) -> None:
+        (local_dir / "config.json").write_text(f'"{hub_id}"')
+        # the other one is done in this moment
+        others.mkdir()
+        (others / "config.json").write_text('"of the other"')
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    found = pull("owner/name", tmp_path)
+
+    assert (others, '"of the other"') == (found, (found / "config.json").read_text())
+    assert [others] == list(tmp_path.iterdir())
