@@ -28,6 +28,7 @@ from tests.stack import flows
 from tests.stack.flows import Stack
 from tests.stack.native import NativeStack
 from tests.support import server_box
+from tests.support.celery_box import Caller
 from tests.support.compose import load
 from tests.support.models import real_model
 from worker.models import models_root
@@ -36,6 +37,11 @@ MODEL = "smollm2"
 
 # an engine without a model, slow enough that a worker can be caught at work; /tmp is no place: services have their own
 FAKE = {"PAGEMILL_ENGINE": "fake", "PAGEMILL_FAKE_TOKENS_PER_S": "400", "PAGEMILL_MODEL": "fake"}
+# a quarter of a minute, which is nothing of ours
+SLOW = ("s3",)
+
+# what a user may set in .env: less time than the jobs of the worker that is stopped need
+SHORT = {"DRAIN_S": "1"}
 FOLDERS = "/var/tmp"  # noqa: S108
 
 EVERY_MINUTE = json.dumps([{"name": "nightly", "cron": "* * * * *"}])
@@ -53,7 +59,7 @@ def run(folder: Path, *, fake: bool, environ: Mapping[str, str] | None = None) -
         What was done, as counts and seconds.
     """
     profiles = ["obs"] if server_box.find("prometheus") else []
-    services = load(*profiles, environ=environ)
+    services = load(*profiles, environ=(SHORT if fake else {}) | dict(environ or {}))
     services.pop("grafana", None)
     said = {"worker-cpu": FAKE} if fake else {"beat": {"PAGEMILL_CELERY_BEAT": EVERY_MINUTE}}
     # a volume that an earlier start has filled
@@ -64,24 +70,26 @@ def run(folder: Path, *, fake: bool, environ: Mapping[str, str] | None = None) -
     else:
         real_model()
     started = time.monotonic()
-    native = NativeStack(folder, services, environ=said, volumes=volumes)
+    native = NativeStack(folder, services, environ=said, volumes=volumes, hurried=SLOW if fake else ())
     with native:
         counts: dict[str, Any] = {"services": len(services), "read_only": native.sealed}
         counts["up_s"] = round(time.monotonic() - started, 1)
-        counts |= use(Stack(native, "fake" if fake else MODEL), fake=fake, watched=bool(profiles))
+        stack = Stack(native, "fake" if fake else MODEL)
+        os.environ["AWS_SHARED_CREDENTIALS_FILE"] = str(stack.credentials)
+        with flows.foreign_app(stack) as caller:
+            counts |= use(stack, caller, fake=fake, watched=bool(profiles))
     flows.clean_end(native.ended)
-    return counts | {"stopped_s": round(max(one.seconds for one in native.ended.values()), 1)}
+    return counts | {"stop_s": {name: round(one.seconds, 1) for name, one in sorted(native.ended.items())}}
 
 
-def use(stack: Stack, *, fake: bool, watched: bool) -> dict[str, Any]:
+def use(stack: Stack, caller: Caller, *, fake: bool, watched: bool) -> dict[str, Any]:
     """All flows, one after the other."""
-    os.environ["AWS_SHARED_CREDENTIALS_FILE"] = str(stack.credentials)
-    size = {"num_jobs": 32, "max_tokens": 50} if fake else {"num_jobs": 64, "max_tokens": 64}
+    size = {"num_jobs": 24, "max_tokens": 100} if fake else {"num_jobs": 64, "max_tokens": 64}
     steps: dict[str, Callable[[], Any]] = {
         "client": lambda: flows.from_the_client(stack),
-        "celery": lambda: flows.from_celery(stack),
+        "celery": lambda: flows.from_celery(caller),
         "openai": lambda: flows.from_openai(stack),
-        "bulk": lambda: flows.from_bulk(stack, by_beat=not fake),
+        "bulk": lambda: flows.from_bulk(stack, caller if fake else None),
         "stop": lambda: flows.worker_goes(stack, **size),
     }
     if not fake:

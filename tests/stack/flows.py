@@ -7,6 +7,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from typing import Any
 
@@ -68,11 +69,10 @@ def from_the_client(stack: Stack) -> int:
     return 2
 
 
-def from_celery(stack: Stack) -> int:
+def from_celery(caller: Caller) -> int:
     """A task by name, from an app that knows a broker and a backend."""
-    with celery_caller(stack) as caller:
-        answer = caller.value(caller.send("generate", messages=QUESTION, options={"max_tokens": 8}), WAIT_S)
-        assert answer["text"], answer
+    answer = caller.value(caller.send("generate", messages=QUESTION, options={"max_tokens": 8}), WAIT_S)
+    assert answer["text"], answer
     return 1
 
 
@@ -111,25 +111,23 @@ def _ended(batch: Any) -> Any:
     return batch if batch.status in ("completed", "failed", "expired", "cancelled") else None
 
 
-def from_bulk(stack: Stack, *, by_beat: bool) -> int:
+def from_bulk(stack: Stack, caller: Caller | None) -> int:
     """
     The nightly job of pagemill.toml, from documents in the bucket to rows in the bucket.
 
     Args:
-        by_beat: The beat sends it; else an app of another service does.
+        caller: An app of another service sends it; None: the beat does.
     """
     day = datetime.now(UTC).date().isoformat()
     store = open_store(stack.bucket(f"in/{day}"))
     for name, text in DOCUMENTS.items():
         store.put(name, text.encode())
     output = stack.bucket(f"out/{day}/")
-    if by_beat:
+    if caller is None:
         wait_for(lambda: _is_written(output), "what the beat has sent")
     else:
-        with celery_caller(stack) as caller:
-            kwargs = {"name": "nightly", "date": day}
-            sent = caller.app.send_task("pagemill.bulk", kwargs=kwargs, queue="pagemill.bulk")
-            caller.value(sent.id, WAIT_S)
+        sent = caller.app.send_task("pagemill.bulk", kwargs={"name": "nightly", "date": day}, queue="pagemill.bulk")
+        caller.value(sent.id, WAIT_S)
     assert _is_written(output)
     rows = output_rows(output)
     assert sorted(row.custom_id for row in rows) == sorted(DOCUMENTS), rows
@@ -145,7 +143,7 @@ def _is_written(output: str) -> bool:
     return manifest is not None
 
 
-def celery_caller(stack: Stack) -> Any:
+def foreign_app(stack: Stack) -> AbstractContextManager[Caller]:
     """An app of another service: two URLs, and none of our code."""
     broker, backend = (re.sub(r"/0$", f"/{number}", stack.redis_url) for number in (1, 2))
     return calling(CeleryBox(stack.native.folder, stack.redis_url, stack.queue, broker, backend))

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -99,6 +99,7 @@ class Running:
 
     def __init__(self, service: Service, child: Child, health: Health | None) -> None:
         self.service, self.child, self.health = service, child, health
+        self._told_at = 0.0
 
     def meets(self, condition: str) -> bool:
         """
@@ -119,22 +120,25 @@ class Running:
             raise StackError(f"{name} is not healthy:\n{self.child.last_lines(30)}")
         return self.health.healthy
 
-    def stop(self, number: signal.Signals | None = None) -> Stopped:
-        """End it as `docker compose stop` does; another signal is that of `docker compose kill`."""
-        started = time.monotonic()
+    def tell(self, number: signal.Signals | None = None) -> None:
+        """Begin to end it as `docker compose stop` does; another signal is that of `docker compose kill`."""
+        self._told_at = time.monotonic()
         if self.health is not None:
             self.health.close()
-        killed = False
         if self.child.exit_code() is None:
             os.kill(self.child.pid, number or signal.Signals[self.service.stop_signal])
-            deadline = started + self.service.stop_grace_s
-            while self.child.exit_code() is None and time.monotonic() < deadline:
-                time.sleep(0.02)
-            if killed := self.child.exit_code() is None:
-                os.kill(self.child.pid, signal.SIGKILL)
+
+    def ended(self) -> Stopped | None:
+        """How it has ended that was told to; killed where its time is over; None while it has some."""
+        seconds = time.monotonic() - self._told_at
+        killed = self.child.exit_code() is None and seconds > self.service.stop_grace_s
+        if killed:
+            os.kill(self.child.pid, signal.SIGKILL)
+        elif self.child.exit_code() is None:
+            return None
         # collects it
         self.child.__exit__(None, None, None)
-        return Stopped(self.child.exit_code() or 0, time.monotonic() - started, killed)
+        return Stopped(self.child.exit_code() or 0, seconds, killed)
 
 
 class NativeStack:
@@ -147,6 +151,7 @@ class NativeStack:
         environ: What services are told beside what the file says, by name.
         volumes: Folders that stand for named volumes.
         start_s: All are up by then.
+        hurried: Services that are killed at the end instead of being stopped.
     """
 
     def __init__(
@@ -157,12 +162,13 @@ class NativeStack:
         environ: Mapping[str, Mapping[str, str]] | None = None,
         volumes: Mapping[str, Path] | None = None,
         start_s: float = 120.0,
+        hurried: Collection[str] = (),
     ) -> None:
         self.folder, self.services = folder, services
         self.places = Places(folder, services, volumes or {})
         self.sealed = can_seal()
         self._environ = environ or {}
-        self._start_s = start_s
+        self._start_s, self._hurried = start_s, hurried
         self._running: dict[str, Running] = {}
         self.ended: dict[str, Stopped] = {}
 
@@ -235,18 +241,25 @@ class NativeStack:
 
     def stop(self, name: str, number: signal.Signals | None = None) -> Stopped:
         """End one; `SIGKILL` for what happens where a machine is lost."""
-        return self._running[name].stop(number)
+        self._running[name].tell(number)
+        while (stopped := self._running[name].ended()) is None:
+            time.sleep(0.02)
+        return stopped
 
     def down(self) -> None:
-        """End all, what depends on others first; `ended` says how each did."""
+        """End all, each as soon as nothing depends on it any more; `ended` says how they did."""
+        told: set[str] = set()
         while self._running:
             needed = {other for one in self._running.values() for other in one.service.depends_on}
-            for name in [name for name in self._running if name not in needed]:
-                running = self._running.pop(name)
-                is_over = running.child.exit_code() is not None
-                stopped = running.stop()
-                if not is_over:
-                    self.ended[name] = stopped
+            for name in self._running.keys() - needed - told:
+                self._running[name].tell(signal.SIGKILL if name in self._hurried else None)
+                told.add(name)
+            for name in [name for name in told if name in self._running]:
+                if (stopped := self._running[name].ended()) is not None:
+                    service = self._running.pop(name).service
+                    if not service.runs_once and name not in self._hurried:
+                        self.ended[name] = stopped
+            time.sleep(0.02)
 
     def _is_met(self, name: str, condition: str) -> bool:
         return name in self._running and self._running[name].meets(condition)
