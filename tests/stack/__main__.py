@@ -21,6 +21,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,57 +30,68 @@ from tests.stack.flows import Stack
 from tests.stack.native import NativeStack
 from tests.support import server_box
 from tests.support.celery_box import Caller
-from tests.support.compose import load
+from tests.support.compose import Service, load
 from tests.support.models import real_model
 from worker.models import models_root
 
 MODEL = "smollm2"
 
-# an engine without a model, slow enough that a worker can be caught at work; /tmp is no place: services have their own
-FAKE = {"PAGEMILL_ENGINE": "fake", "PAGEMILL_FAKE_TOKENS_PER_S": "400", "PAGEMILL_MODEL": "fake"}
-# a quarter of a minute, which is nothing of ours
-SLOW = ("s3",)
+# each service has a /tmp of its own, which volumes cannot be below
+FOLDERS = "/var/tmp"
 
-# what a user may set in .env: less time than the jobs of the worker that is stopped need
-SHORT = {"DRAIN_S": "1"}
-FOLDERS = "/var/tmp"  # noqa: S108
+# an engine without a model, slow enough that a worker can be caught at work
+FAKE_ENGINE = {"PAGEMILL_ENGINE": "fake", "PAGEMILL_FAKE_TOKENS_PER_S": "400", "PAGEMILL_MODEL": "fake"}
+
+# less time than the jobs of a worker that is stopped still need, as a user may set it in .env
+SHORT_DRAIN = {"DRAIN_S": "1"}
 
 EVERY_MINUTE = json.dumps([{"name": "nightly", "cron": "* * * * *"}])
 
 
-def run(folder: Path, *, fake: bool, environ: Mapping[str, str] | None = None) -> dict[str, Any]:
+def run(folder: Path, *, fake: bool) -> dict[str, Any]:
     """
     Start the stack, use it, take its worker away, and stop it.
 
     Args:
         fake: Neither a model nor the minute that the beat takes.
-        environ: Variables, as they would be in `.env`.
 
     Returns:
         What was done, as counts and seconds.
     """
-    profiles = ["obs"] if server_box.find("prometheus") else []
-    services = load(*profiles, environ=(SHORT if fake else {}) | dict(environ or {}))
-    services.pop("grafana", None)
-    said = {"worker-cpu": FAKE} if fake else {"beat": {"PAGEMILL_CELERY_BEAT": EVERY_MINUTE}}
-    # a volume that an earlier start has filled
-    volumes = {} if fake else {"models": models_root().parent}
-    if fake:
-        del services["model-cpu"]
-        services["worker-cpu"] = _without(services["worker-cpu"], "model-cpu")
-    else:
-        real_model()
+    watched = server_box.find("prometheus") is not None
+    services = _services(fake=fake, watched=watched)
     started = time.monotonic()
-    native = NativeStack(folder, services, environ=said, volumes=volumes, hurried=SLOW if fake else ())
-    with native:
+    with _native(folder, services, fake=fake) as native:
         counts: dict[str, Any] = {"services": len(services), "read_only": native.sealed}
         counts["up_s"] = round(time.monotonic() - started, 1)
         stack = Stack(native, "fake" if fake else MODEL)
         os.environ["AWS_SHARED_CREDENTIALS_FILE"] = str(stack.credentials)
         with flows.foreign_app(stack) as caller:
-            counts |= use(stack, caller, fake=fake, watched=bool(profiles))
+            counts |= use(stack, caller, fake=fake, watched=watched)
     flows.clean_end(native.ended)
     return counts | {"stop_s": {name: round(one.seconds, 1) for name, one in sorted(native.ended.items())}}
+
+
+def _services(*, fake: bool, watched: bool) -> dict[str, Service]:
+    """Those of the file that can be had here; Grafana cannot."""
+    services = load(*(["obs"] if watched else []), environ=SHORT_DRAIN if fake else {})
+    services.pop("grafana", None)
+    if fake:
+        del services["model-cpu"]
+        worker = services["worker-cpu"]
+        rest = {name: condition for name, condition in worker.depends_on.items() if name in services}
+        services["worker-cpu"] = replace(worker, depends_on=rest)
+    return services
+
+
+def _native(folder: Path, services: Mapping[str, Service], *, fake: bool) -> NativeStack:
+    if fake:
+        # SeaweedFS takes a quarter of a minute to stop, and that is nothing of ours
+        return NativeStack(folder, services, environ={"worker-cpu": FAKE_ENGINE}, hurried=("s3",))
+    real_model()
+    # a volume that an earlier start has filled
+    volumes = {"models": models_root().parent}
+    return NativeStack(folder, services, environ={"beat": {"PAGEMILL_CELERY_BEAT": EVERY_MINUTE}}, volumes=volumes)
 
 
 def use(stack: Stack, caller: Caller, *, fake: bool, watched: bool) -> dict[str, Any]:
@@ -102,12 +114,6 @@ def use(stack: Stack, caller: Caller, *, fake: bool, watched: bool) -> dict[str,
         counts[name] = step()
         print(f"{name}: {counts[name]}, {time.monotonic() - began:.1f} s", file=sys.stderr, flush=True)
     return counts
-
-
-def _without(service: Any, other: str) -> Any:
-    from dataclasses import replace
-
-    return replace(service, depends_on={name: one for name, one in service.depends_on.items() if name != other})
 
 
 def main() -> int:

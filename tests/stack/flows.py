@@ -149,7 +149,9 @@ def foreign_app(stack: Stack) -> AbstractContextManager[Caller]:
     return calling(CeleryBox(stack.native.folder, stack.redis_url, stack.queue, broker, backend))
 
 
-def worker_goes(stack: Stack, number: signal.Signals | None = None, *, num_jobs: int, max_tokens: int) -> dict[str, int]:
+def worker_goes(
+    stack: Stack, number: signal.Signals | None = None, *, num_jobs: int, max_tokens: int
+) -> dict[str, int]:
     """
     End the worker while it is busy, and start it again: each job ends once.
 
@@ -157,16 +159,19 @@ def worker_goes(stack: Stack, number: signal.Signals | None = None, *, num_jobs:
         number: The signal, as `docker compose kill` sends it; None is `docker compose stop`.
 
     Returns:
-        Counts: jobs, those that had ended before it was gone, and those that it had handed back or lost.
+        Counts: jobs, those that had ended before it was gone, and those that it handed back or that were taken back.
     """
     options = {"max_tokens": max_tokens, "min_tokens": max_tokens}
-    jobs = [Job.build(messages=[{"role": "user", "content": f"Count to {n}."}], options=options) for n in range(num_jobs)]
+    jobs = [
+        Job.build(messages=[{"role": "user", "content": f"Count to {n}."}], options=options) for n in range(num_jobs)
+    ]
     with stack.client() as client, Redis.from_url(stack.redis_url) as redis:
+        returned = _num_returned(client)
         client.submit_many(jobs)
         wait_for(lambda: client.stats().running > num_jobs // 4, "a busy worker")
         stopped = stack.native.stop("worker-cpu", number)
         if number is None:
-            assert stopped.code == 0 and not stopped.killed, (stopped, stack.native.log("worker-cpu")[-3000:])
+            assert (0, False) == (stopped.code, stopped.killed), (stopped, stack.native.log("worker-cpu")[-3000:])
         before = _ends(redis, stack.queue, jobs)
         assert sum(before.values()) < num_jobs, "there was nothing left to recover"
         stack.native.start("worker-cpu")
@@ -176,8 +181,16 @@ def worker_goes(stack: Stack, number: signal.Signals | None = None, *, num_jobs:
         assert {max_tokens} == {result.usage.completion_tokens for result in results}
         after = _ends(redis, stack.queue, jobs)
         assert after == Counter(job.id for job in jobs), f"jobs ended more than once: {after - Counter(set(after))}"
+        returned = _num_returned(client) - returned
+        assert returned > 0, "the worker had nothing in its hands"
     stack.native.await_healthy("worker-cpu")
-    return {"jobs": num_jobs, "ended_before": sum(before.values()), "again": sum(one.attempt > 1 for one in results)}
+    return {"jobs": num_jobs, "ended_before": sum(before.values()), "returned": returned}
+
+
+def _num_returned(client: Client) -> int:
+    """Jobs that ever left a worker without an end."""
+    totals = client.stats().totals
+    return totals.get("released", 0) + totals.get("reclaimed", 0)
 
 
 def _ends(redis: "Redis", queue: str, jobs: list[Job]) -> Counter[str]:
@@ -215,4 +228,3 @@ def clean_end(ended: dict[str, Stopped]) -> None:
     """No service was killed, and none ended with an error."""
     bad = {name: one for name, one in ended.items() if one.killed or one.code not in (0, -signal.SIGTERM)}
     assert not bad, bad
-

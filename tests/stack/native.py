@@ -267,7 +267,9 @@ class NativeStack:
     def _command(self, service: Service) -> list[str]:
         image = str(service.raw.get("image", "")).partition(":")[0]
         built = service.target
-        entrypoint = service.entrypoint or (dockerfile.words(built, "ENTRYPOINT") if built else ENTRYPOINTS.get(image, ()))
+        entrypoint = service.entrypoint or (
+            dockerfile.words(built, "ENTRYPOINT") if built else ENTRYPOINTS.get(image, ())
+        )
         command = service.command or (dockerfile.words(built, "CMD") if built else ())
         words = [self.places.here(service, word) for word in (*entrypoint, *command)]
         words += self._alone(service)
@@ -289,9 +291,8 @@ class NativeStack:
     def _environ_of(self, service: Service) -> dict[str, str]:
         host = {name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)}
         path = os.pathsep.join([str(self.places.programs), str(Path(sys.executable).parent), os.environ["PATH"]])
-        base = {"PATH": path, "HOME": "/tmp", "HOSTNAME": socket.gethostname(), "PYTHONPATH": str(ROOT)}  # noqa: S108
+        base = {"PATH": path, "HOME": "/tmp", "HOSTNAME": socket.gethostname(), "PYTHONPATH": str(ROOT)}
         image = dockerfile.environ(service.target) if service.target is not None else {}
         said = {name: value for name, value in (image | dict(service.environ)).items() if value is not None}
         mapped = {name: self.places.here(service, value) for name, value in said.items() if name != "PATH"}
         return host | base | mapped | dict(self._environ.get(service.name, {}))
-

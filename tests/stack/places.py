@@ -1,6 +1,5 @@
 """Where the services of docker-compose.yml are on one machine without containers: ports, folders, programs."""
 
-import os
 import re
 import shutil
 import sys
@@ -45,10 +44,12 @@ class Places:
         """A text of a service, with addresses and paths of this machine."""
         text = self._paths(service, self._addresses(text))
         own = "|".join(str(port) for port in service.ports)
-        text = text.replace("0.0.0.0", "127.0.0.1")  # noqa: S104
+        text = text.replace("0.0.0.0", "127.0.0.1")
         if own:
             # one look at each number: a port of this machine may be another's of the container
-            text = re.sub(rf"(?<![\d.])(?:{own})(?!\d)", lambda found: str(self.port(service.name, int(found[0]))), text)
+            text = re.sub(
+                rf"(?<![\d.])(?:{own})(?!\d)", lambda found: str(self.port(service.name, int(found[0]))), text
+            )
         return text
 
     def writable(self, service: Service) -> list[Path]:
@@ -56,7 +57,7 @@ class Places:
         return [self.mount(service, mount) for mount in service.mounts if not mount.read_only]
 
     def mount(self, service: Service, mount: Mount) -> Path:
-        """The folder or file here that stands for a mount; what is bound is copied, with the addresses of this machine."""
+        """The folder or file here that stands for a mount; what is bound is a copy, with addresses of this machine."""
         if mount.kind == "volume":
             path = self._volumes.get(mount.source, self._folder / "volumes" / mount.source)
             path.mkdir(parents=True, exist_ok=True)
@@ -71,6 +72,8 @@ class Places:
 
     def _addresses(self, text: str) -> str:
         known = {f"{name}:{port}": native for (name, port), native in self._ports.items()}
+        if not known:
+            return text
         either = "|".join(map(re.escape, known))
         return re.sub(rf"(?<![\w.-])(?:{either})(?!\d)", lambda found: f"127.0.0.1:{known[found[0]]}", text)
 
@@ -108,7 +111,9 @@ class Places:
                 targets += [f"{name}:{found['port']}" for name in found["names"] if name in self._services]
             mapped = [self._addresses(target) for target in targets]
             prometheus = self._ports.get(("prometheus", 9090))
-            job["static_configs"] = [{"targets": [one.replace("localhost:9090", f"localhost:{prometheus}") for one in mapped]}]
+            job["static_configs"] = [
+                {"targets": [one.replace("localhost:9090", f"localhost:{prometheus}") for one in mapped]}
+            ]
         return yaml.safe_dump(config)
 
 
@@ -126,5 +131,6 @@ def _programs(folder: Path) -> Path:
     }
     for name, program in found.items():
         if program is not None and Path(program).exists():
-            os.symlink(program, folder / name)
+            (folder / name).unlink(missing_ok=True)
+            (folder / name).symlink_to(program)
     return folder

@@ -3,8 +3,9 @@ Runs a program as `read_only: true` runs a container: it may write into the fold
 
     python -m tests.stack.sealed [--tmp=FOLDER] FOLDER... -- PROGRAM ARGUMENT...
 
-A folder stands for /tmp, as a tmpfs does; the others must not be below it. The program has a view of its own of the file system (Linux, with user namespaces), where all else is read-only but
-/dev and /proc. The program takes this process over, and ends with whoever started it, as producers/child.py says.
+A folder stands for /tmp, as a tmpfs does; the others must not be below it. The program has a view of its own of the
+file system (Linux, with user namespaces), where all else is read-only but /dev and /proc. It takes this process over,
+and ends with whoever started it, as producers/child.py says.
 """
 
 import ctypes
@@ -34,9 +35,11 @@ def seal(folders: Sequence[str], tmp: str | None = None) -> None:
     for name, line in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
         with open(f"/proc/self/{name}", "w", encoding="ascii") as file:
             file.write(line)
-    places = [(folder, folder) for folder in folders] + ([(tmp, "/tmp")] if tmp else [])  # noqa: S108
+    places = [(folder, folder) for folder in folders] + ([(tmp, "/tmp")] if tmp else [])
     for folder, place in places:
-        _check(libc.mount(os.fsencode(os.path.realpath(folder)), os.fsencode(os.path.realpath(place)), None, _BIND, None))
+        _check(
+            libc.mount(os.fsencode(os.path.realpath(folder)), os.fsencode(os.path.realpath(place)), None, _BIND, None)
+        )
     # a mount of its own stays as it is
     _check(libc.mount(None, b"/", None, _BIND | _REMOUNT | _READ_ONLY, None))
 

@@ -96,7 +96,10 @@ def compose_program() -> Path:
 
 
 def config(
-    *profiles: str, files: Sequence[Path] = (FILE,), environ: Mapping[str, str] | None = None, env_file: Path | None = None
+    *profiles: str,
+    files: Sequence[Path] = (FILE,),
+    environ: Mapping[str, str] | None = None,
+    env_file: Path | None = None,
 ) -> "subprocess.CompletedProcess[str]":
     """
     `docker compose config`: checks the file against the Compose specification, and prints what it means.
