@@ -13,9 +13,11 @@ import json
 import os
 import secrets
 import sys
+import time
 from pathlib import Path
+from urllib.parse import parse_qsl, urlsplit
 
-from pagemill.errors import PagemillError, SettingsError
+from pagemill.errors import ObjectStoreError, PagemillError, SettingsError
 from pagemill.object_store import open_store
 from pagemill.s3_store import S3Store
 from pagemill.settings import ClientSettings
@@ -26,6 +28,9 @@ MODE = 0o640
 
 # what all of the stack may do in its own S3 server
 ACTIONS = ("Admin", "Read", "Write", "List", "Tagging")
+
+# how long a server may take until it takes objects
+WRITES_S = 60.0
 
 
 def make_secrets(folder: Path) -> None:
@@ -64,13 +69,14 @@ def make_bucket(url: str | None) -> None:
     Make the bucket at an endpoint of one's own; a folder needs none, and in a cloud its owner makes it.
 
     Raises:
-        SettingsError: the URL is none of a store.
+        SettingsError: the URL is none of a store, or the server makes no bucket.
+        ObjectStoreError: it takes no objects.
     """
     import boto3
     from botocore.exceptions import ClientError
 
     store = open_store(url) if url else None
-    endpoint = dict(part.partition("=")[::2] for part in (url or "").partition("?")[2].split("&")).get("endpoint")
+    endpoint = dict(parse_qsl(urlsplit(url or "").query)).get("endpoint")
     if not isinstance(store, S3Store) or not endpoint:
         print(f"{store}: nothing to make")
         return
@@ -80,9 +86,21 @@ def make_bucket(url: str | None) -> None:
     except ClientError as error:
         if error.response["Error"]["Code"] not in ("BucketAlreadyExists", "BucketAlreadyOwnedByYou"):
             raise SettingsError(f"the bucket {store.bucket} cannot be made at {endpoint}: {error}") from error
-    # it may take no object before it has a volume server to write to
-    (store.put("ready", b"yes"))
+    _await_writes(store)
     print(f"the bucket {store.bucket} is there")
+
+
+def _await_writes(store: S3Store) -> None:
+    """A server may have buckets for seconds before it has a place for objects."""
+    deadline = time.monotonic() + WRITES_S
+    while True:
+        try:
+            store.delete(store.put("ready", b"yes"))
+            return
+        except ObjectStoreError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(1)
 
 
 def _show_key(name: str, folder: Path, before: str) -> None:

@@ -1,6 +1,8 @@
 """What the Dockerfile says: stages that exist, users that are not root, no torch where none is wanted."""
 
+import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -179,31 +181,58 @@ def test_the_gpu_image_differs_in_three_packages() -> None:
     assert gpu.keys() <= pinned.keys()
 
 
+def play_copies(stage: str, app: Path) -> None:
+    """What the COPYs of a stage bring from the checkout into its folder."""
+    for copy in (copy for copy in dockerfile.copies(stage) if copy.stage is None):
+        for source in copy.sources:
+            place = app / copy.target / Path(source).name if copy.target.endswith("/") else app / copy.target
+            place.parent.mkdir(parents=True, exist_ok=True)
+            if (ROOT / source).is_dir():
+                shutil.copytree(ROOT / source, place, dirs_exist_ok=True)
+            else:
+                shutil.copy(ROOT / source, place)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("image", "modules"),
+    ("image", "modules", "commands"),
     [
-        ("client", ["pagemill.cli", "pagemill.client"]),
-        ("gateway", ["producers.gateway.app", "producers.celery_app", "producers.tasks.completer", "worker.exporter"]),
+        ("client", ["pagemill.cli", "pagemill.client"], ["pagemill --version"]),
+        (
+            "gateway",
+            ["producers.gateway.app", "producers.celery_app", "producers.tasks.completer", "worker.exporter"],
+            ["pagemill gateway --help", "pagemill bulk --help", "celery -A producers.celery_app report"],
+        ),
     ],
 )
-def test_what_pip_installs_is_enough(image: str, modules: list[str], tmp_path: Path) -> None:
+def test_an_image_that_is_put_together_by_hand_works(
+    image: str, modules: list[str], commands: list[str], tmp_path: Path
+) -> None:
     """
-    The Dockerfile's own line in an environment of its own: it resolves, all agree, the programs load, and torch
-    does not come.
+    The Dockerfile's steps in an environment and a folder of their own: pip resolves, all packages agree, the programs
+    start, and torch does not come.
     """
+    app, python = tmp_path / "app", tmp_path / "venv" / "bin" / "python"
     venv.create(tmp_path / "venv", with_pip=True)
-    python = tmp_path / "venv" / "bin" / "python"
+    play_copies(f"build-{image}", app)
     (arguments,) = dockerfile.pip_installs(image)
-    for command in (["install", "--quiet", *arguments], ["check"]):
-        done = subprocess.run([python, "-m", "pip", *command], cwd=ROOT, capture_output=True, text=True, check=False)
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+    def does(*command: object, folder: Path = tmp_path) -> str:
+        done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, check=False)
         assert 0 == done.returncode, done.stderr
+        return done.stdout
 
-    listed = subprocess.run([python, "-m", "pip", "freeze"], capture_output=True, text=True, check=True).stdout
-    code = f"import importlib; [importlib.import_module(name) for name in {modules!r}]"
-    loaded = subprocess.run([python, "-P", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
-
-    assert (0, "") == (loaded.returncode, loaded.stderr)
+    does(python, "-m", "pip", "install", "--quiet", *arguments, folder=app)
+    does(python, "-m", "pip", "check")
+    if image == "client":
+        shutil.rmtree(app)
+    else:
+        play_copies(image, app)
+    does(python, "-P", "-c", f"import importlib; [importlib.import_module(name) for name in {modules!r}]")
+    for command in commands:
+        does(python.parent / command.split()[0], *command.split()[1:])
+    listed = does(python, "-m", "pip", "freeze")
     assert {"torch", "triton", "transformers"}.isdisjoint(line.split("==")[0] for line in listed.splitlines())
 
 

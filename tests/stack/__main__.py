@@ -106,6 +106,7 @@ def use(stack: Stack, caller: Caller, *, fake: bool, watched: bool) -> dict[str,
     }
     if not fake:
         steps["kill"] = lambda: flows.worker_goes(stack, signal.SIGKILL, **size)
+        steps["bulk_stop"] = lambda: flows.bulk_goes(stack, caller)
     if watched:
         steps["prometheus"] = lambda: flows.is_watched(stack)
     counts = {}
@@ -118,7 +119,11 @@ def use(stack: Stack, caller: Caller, *, fake: bool, watched: bool) -> dict[str,
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--fake", action="store_true", help="an engine without a model; no beat, no killed worker")
+    parser.add_argument(
+        "--fake",
+        action="store_true",
+        help="an engine without a model; neither the beat, nor a killed worker, nor a stopped bulk job",
+    )
     given = parser.parse_args()
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="pagemill-stack-", dir=FOLDERS) as folder:

@@ -6,9 +6,9 @@ import re
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import openai
@@ -119,18 +119,54 @@ def from_bulk(stack: Stack, caller: Caller | None) -> int:
         caller: An app of another service sends it; None: the beat does.
     """
     day = datetime.now(UTC).date().isoformat()
-    store = open_store(stack.bucket(f"in/{day}"))
-    for name, text in DOCUMENTS.items():
-        store.put(name, text.encode())
-    output = stack.bucket(f"out/{day}/")
+    output = _put_documents(stack, day, DOCUMENTS)
     if caller is None:
         wait_for(lambda: _is_written(output), "what the beat has sent")
     else:
-        sent = caller.app.send_task("pagemill.bulk", kwargs={"name": "nightly", "date": day}, queue="pagemill.bulk")
-        caller.value(sent.id, WAIT_S)
+        caller.value(_send_bulk(caller, day), WAIT_S)
+    return _check_rows(output, DOCUMENTS)
+
+
+def bulk_goes(stack: Stack, caller: Caller, num_documents: int = 24) -> int:
+    """
+    Stop the service of bulk jobs while it is at one, and start it: the job is done where it was, and its task ends.
+
+    Returns:
+        Its rows.
+    """
+    day = (datetime.now(UTC) + timedelta(days=1)).date().isoformat()
+    texts = {f"{number:02}.txt": f"River {number} is {number * 7} miles long." for number in range(num_documents)}
+    output = _put_documents(stack, day, texts)
+    with stack.client() as client:
+        ended = client.stats().totals["done"]
+        sent = _send_bulk(caller, day)
+        wait_for(lambda: client.stats().running > num_documents // 4, "a bulk job that is at work")
+        stopped = stack.native.stop("bulk")
+        assert (0, False) == (stopped.code, stopped.killed), (stopped, stack.native.log("bulk")[-3000:])
+        stack.native.start("bulk")
+        caller.value(sent, WAIT_S)
+        assert client.stats().totals["done"] - ended == num_documents, "a row was computed twice"
+    stack.native.await_healthy("bulk")
+    return _check_rows(output, texts)
+
+
+def _put_documents(stack: Stack, day: str, texts: Mapping[str, str]) -> str:
+    """Where the nightly job of that day looks for them; gives where it writes."""
+    store = open_store(stack.bucket(f"in/{day}"))
+    for name, text in texts.items():
+        store.put(name, text.encode())
+    return stack.bucket(f"out/{day}/")
+
+
+def _send_bulk(caller: Caller, day: str) -> str:
+    sent = caller.app.send_task("pagemill.bulk", kwargs={"name": "nightly", "date": day}, queue="pagemill.bulk")
+    return str(sent.id)
+
+
+def _check_rows(output: str, texts: Mapping[str, str]) -> int:
     assert _is_written(output)
     rows = output_rows(output)
-    assert sorted(row.custom_id for row in rows) == sorted(DOCUMENTS), rows
+    assert sorted(row.custom_id for row in rows) == sorted(texts), rows
     assert all(row.text for row in rows), rows
     return len(rows)
 

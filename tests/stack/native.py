@@ -291,7 +291,7 @@ class NativeStack:
     def _environ_of(self, service: Service) -> dict[str, str]:
         host = {name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)}
         path = os.pathsep.join([str(self.places.programs), str(Path(sys.executable).parent), os.environ["PATH"]])
-        base = {"PATH": path, "HOME": "/tmp", "HOSTNAME": socket.gethostname(), "PYTHONPATH": str(ROOT)}
+        base = {"PATH": path, "HOME": "/nonexistent", "HOSTNAME": socket.gethostname(), "PYTHONPATH": str(ROOT)}
         image = dockerfile.environ(service.target) if service.target is not None else {}
         said = {name: value for name, value in (image | dict(service.environ)).items() if value is not None}
         mapped = {name: self.places.here(service, value) for name, value in said.items() if name != "PATH"}
