@@ -11,6 +11,12 @@ from pagemill.messages import BatchStatus
 from pagemill.scripts import Call, load, run_async, translated
 from pagemill.survey import Survey, read_survey
 
+# all but what its owner wrote into it, which may be large
+_BATCH_FIELDS = (
+    *("tn", "total", "done", "failed", "cancelled", "expired", "prompt_tokens", "completion_tokens", "gpu_ms"),
+    *("created", "sealed", "ended", "cancel", "pace", "pace_at", "pace_from"),
+)
+
 
 @dataclass(frozen=True, slots=True)
 class LetterHead:
@@ -37,7 +43,7 @@ class LetterHead:
 class Overview:
     """
     Args:
-        batches: The newest, newest first.
+        batches: The newest, newest first; without their metadata and webhooks.
         num_batches: How many are known in all; some of them may have expired.
         letters: The newest dead letters, newest first.
     """
@@ -69,10 +75,14 @@ async def read_overview(
         ids = [name.decode() for name in names]
         async with redis.pipeline(transaction=False) as pipeline:
             for batch_id in ids:
-                pipeline.execute_command("HGETALL", keys.batch(batch_id))
+                pipeline.execute_command("HMGET", keys.batch(batch_id), *_BATCH_FIELDS)
             hashes = await pipeline.execute()
     # one that has expired may still be named
-    found = [read_batch(keys, batch_id, fields) for batch_id, fields in zip(ids, hashes, strict=True) if fields]
+    found = [
+        read_batch(keys, batch_id, {name.encode(): value for name, value in fields.items() if value is not None})
+        for batch_id, values in zip(ids, hashes, strict=True)
+        if (fields := dict(zip(_BATCH_FIELDS, values, strict=True)))["tn"] is not None
+    ]
     if last is not None and _mark(last.survey) == _mark(survey):
         letters = last.letters
     else:
