@@ -8,6 +8,7 @@ PYTEST_ARGS ?=
 DEMO_ARGS ?=
 BENCH_ARGS ?=
 E2E_ARGS ?=
+SCREENS_ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -17,7 +18,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 export OMP_WAIT_POLICY ?= PASSIVE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv install demo test test-slow test-gpu chaos e2e check format bench-cpu clean
+.PHONY: help venv install demo test test-slow test-gpu chaos e2e screens check format bench-cpu clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,6 +42,12 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 # servers of other versions, for tests; those that cannot be had here are left out
 $(VENV)/.servers: tests/support/server_box.py $(VENV)/.dev
 	@$(BIN)/python -m tests.support.server_box $(PIP_ARGS)
+	@touch $@
+
+# a browser of 300 MB, and what drives it
+$(VENV)/.screens: tests/support/chromium.py $(VENV)/.dev
+	$(PIP) --editable '.[screens]'
+	$(BIN)/python -m tests.support.chromium
 	@touch $@
 
 venv: $(VENV)/.run  ## create .venv with what a worker and the demo need
@@ -67,6 +74,9 @@ chaos: $(VENV)/.dev  ## kill, pause and poison 4 workers over 20,000 jobs, and c
 
 e2e: $(VENV)/.dev  ## OpenAI's client, a foreign Celery app and bulk jobs against real servers (E2E_ARGS=...)
 	@$(BIN)/python -m tests.e2e $(E2E_ARGS)
+
+screens: $(VENV)/.screens  ## pictures of the status page into screens/, checked by axe-core (SCREENS_ARGS=...)
+	@$(BIN)/python -m tests.screens $(SCREENS_ARGS)
 
 check: $(VENV)/.dev  ## check format, lint, types and import layers
 	$(BIN)/ruff format --check .

@@ -27,18 +27,18 @@ BATCHES = (1200, 800, 500, 300, 150, 60)
 @contextlib.contextmanager
 def fleet(url: str, folder: Path) -> Iterator[None]:
     """Three workers at the first queue, one at the second."""
-    with contextlib.ExitStack() as stack, Client(url) as client:
+    with contextlib.ExitStack() as stack:
         for number, queue in enumerate(("chat", "chat", "chat", "night")):
             flags = ["--engine", "fake", "--fake-poison", "--fake-tokens-per-s", str(900 + 250 * number)]
             flags += ["--fake-kv-tokens", "24576", "--max-num-seqs", "32", "--restart-s", "0.2"]
             flags += ["--redis-url", url, "--queue", queue, "--served-model-name", QUEUES[queue]]
             command = [sys.executable, "-m", "worker", "--lease-s", "10", *flags]
             stack.enter_context(Child(command, log=folder / f"worker-{number}.log"))
-        wait_for(lambda: _num_workers(client, url) == 4, 90)
+        wait_for(lambda: _num_workers(url) == 4, 90)
         yield
 
 
-def _num_workers(client: Client, url: str) -> int:
+def _num_workers(url: str) -> int:
     with Redis.from_url(url) as redis:
         return sum(redis.zcard(QueueKeys(queue).workers) for queue in QUEUES)
 

@@ -98,6 +98,7 @@ class Board:
     _files: FilesSight = FilesSight()
     _files_at: float | None = None
     _looking: "asyncio.Task[Sight] | None" = None
+    _asking: "asyncio.Task[None] | None" = None
 
     async def sight(self) -> Sight:
         """The queues as they were at most two seconds ago, or as they were last seen, with the reason."""
@@ -110,16 +111,22 @@ class Board:
 
     async def close(self) -> None:
         """Give a look up that is under way."""
-        if self._looking is not None and not self._looking.done():
-            self._looking.cancel()
-            await asyncio.wait([self._looking])
+        for task in (self._looking, self._asking):
+            if task is not None and not task.done():
+                task.cancel()
+                await asyncio.wait([task])
 
     async def _look(self) -> Sight:
         self.num_looks += 1
-        _, error = await asyncio.gather(self._look_at_files(), self._look_at_models())
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.create_task(self._look_at_files())
+        until = asyncio.get_running_loop().time() + READ_TIMEOUT_S
+        error = await self._look_at_models(until)
         turns = asyncio.Semaphore(MAX_READS)
         names = sorted({self.client._directory.own.queue, *self._models})
-        queues = await asyncio.gather(*(self._look_at(queue, turns) for queue in names))
+        queues = await asyncio.gather(*(self._look_at(queue, turns, until) for queue in names))
+        # a store that takes long is shown with the next look
+        await asyncio.wait([self._asking], timeout=READ_TIMEOUT_S / 2)
         self._queues = {one.queue: one for one in queues}
         now = self.clock()
         if not error and not any(one.error for one in queues):
@@ -129,10 +136,10 @@ class Board:
         self._looked_at = now
         return self._sight
 
-    async def _look_at_models(self) -> str:
+    async def _look_at_models(self, until: float) -> str:
         """Which queues there are; gives why that is not known."""
         try:
-            async with asyncio.timeout(READ_TIMEOUT_S):
+            async with asyncio.timeout_at(until):
                 [table] = await self.client._pipeline(("HGETALL", MODELS))
         except (PagemillError, TimeoutError) as error:
             return _reason(error)
@@ -142,11 +149,11 @@ class Board:
         self._models = {queue: tuple(models) for queue, models in found.items()}
         return ""
 
-    async def _look_at(self, queue: str, turns: asyncio.Semaphore) -> QueueSight:
+    async def _look_at(self, queue: str, turns: asyncio.Semaphore, until: float) -> QueueSight:
         last = replace(self._queues.get(queue, QueueSight(queue)), models=self._models.get(queue, ()))
         try:
             keys = QueueKeys(queue)
-            async with turns, asyncio.timeout(READ_TIMEOUT_S):
+            async with turns, asyncio.timeout_at(until):
                 redis = self.client._servers.at(keys.base)
                 overview = await read_overview(
                     redis, keys, max_batches=MAX_BATCHES, max_letters=MAX_LETTERS, last=last.overview
@@ -163,9 +170,9 @@ class Board:
                 found, num = await asyncio.to_thread(self.batches.running, limit=MAX_BATCHES)
             self._files = FilesSight(found, num)
         except (ApiError, PagemillError, TimeoutError) as error:
-            self._files = replace(self._files, error=_reason(error))
+            self._files = replace(self._files, error=_reason(error, FILES_TIMEOUT_S))
         self._files_at = self.clock()
 
 
-def _reason(error: Exception) -> str:
-    return str(error) or f"no answer within {READ_TIMEOUT_S:g} s"
+def _reason(error: Exception, timeout_s: float = READ_TIMEOUT_S) -> str:
+    return str(error) or f"no answer within {timeout_s:g} s"

@@ -73,7 +73,7 @@ class QueueCard:
 
 @dataclass(frozen=True, slots=True)
 class WorkerRow:
-    """`kv` is the share of the KV cache in use, None where the worker has not said."""
+    """`kv` is the share of the KV cache in use, from 0 to 100; None where the worker has not said."""
 
     name: str
     host: str
@@ -301,7 +301,7 @@ def _worker(queue: str, name: str, fields: Mapping[str, str], now_ms: int) -> Wo
         tone={"running": "good", "draining": "warn"}.get(state, "quiet"),  # type: ignore[arg-type]
         running=fields.get("running", "-"),
         waiting=fields.get("waiting", "-"),
-        kv=None if kv is None else f"{kv:.3f}",
+        kv=None if kv is None else f"{100 * kv:.1f}",
         kv_text="-" if kv is None else percent(kv),
         tokens_per_s=rate(float(fields["tokens_per_s"])) if "tokens_per_s" in fields else "-",
         jobs_done=count(int(fields["jobs_done"])) if "jobs_done" in fields else "-",
