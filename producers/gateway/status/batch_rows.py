@@ -64,7 +64,7 @@ def _of_jobs(batch: BatchStatus, now_ms: int) -> BatchRow:
         share=_share(ended, batch.total, is_over=batch.ended),
         counts=f"{count(ended)} of {count(batch.total)}",
         note=", ".join(f"{count(number)} {word}" for number, word in ends if number),
-        left="-" if batch.ended else _left(left_s, ended),
+        left="-" if batch.ended else _left(left_s, ended, batch.total),
         created=instant(batch.created_ms),
         age=ago(batch.created_ms, now_ms),
     )
@@ -88,7 +88,7 @@ def file_rows(sight: Sight) -> Iterator[BatchRow]:
             share=_share(ended, counts.total, is_over=False),
             counts=f"{count(ended)} of {count(counts.total)}",
             note=f"{count(counts.failed)} failed" if counts.failed else "",
-            left=_left(_file_left_s(batch, ended, sight.at_s), ended),
+            left=_left(_file_left_s(batch, ended, sight.at_s), ended, counts.total),
             created=instant(batch.created_at * 1000),
             age=ago(batch.created_at * 1000, now_ms),
         )
@@ -109,7 +109,10 @@ def _share(ended: int, total: int, *, is_over: bool) -> str:
     return percent(min(0.99, ended / total) if ended < total else float(total > 0))
 
 
-def _left(left_s: float | None, ended: int) -> str:
+def _left(left_s: float | None, ended: int, total: int) -> str:
     if not ended:
         return "not begun"
+    if ended == total:
+        # it is open for more, or its files are being written
+        return "-"
     return "not known yet" if left_s is None else f"about {duration(left_s)}"

@@ -9,10 +9,13 @@ import pytest
 
 from pagemill.client import Client
 from producers.gateway.api_keys import entry, new_key
+from producers.gateway.status.board import Sight
+from producers.gateway.status.pages import Pages
 from producers.local_redis import local_redis
 from tests.support.gateways import RunningGateway, running_gateway
 from tests.support.servers import a_job, wait_for
 from tests.support.services import RunningService
+from tests.support.sights import batch, letter, minutes, queue, sight, survey, worker
 from worker.fake_engine import FakeEngine
 
 pytest.importorskip("playwright")
@@ -68,6 +71,43 @@ def test_nothing_is_wrong_with_it_idle_and_under_load(browser: "Browser", tmp_pa
                 found += shoot(browser, gateway.url, tmp_path, "load")
 
     assert 3 * len(LOOKS) == len(found)
+    assert [] == [(name, objections, wider) for name, objections, wider in found if objections or wider]
+
+
+class Seen:
+    """A board that has seen this."""
+
+    def __init__(self, sight: Sight) -> None:
+        self._sight = sight
+
+    async def sight(self) -> Sight:
+        return self._sight
+
+
+def test_a_crowd_and_long_names_fit(
+    browser: "Browser", gateway: RunningGateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    Seven queues, 150 workers, 1,000 batches, names of 128 characters; and the same when Redis has gone away.
+    """
+    long = "x" * 128
+    seen = survey(
+        queued=(10**6, 5, 123_456),
+        running=10**5,
+        dead=10**6,
+        delayed=7,
+        suspects=7,
+        raw=7,
+        workers={f"{long[:120]}{number:08}": worker(model=long, host=long) for number in range(150)},
+        minutes=minutes(*range(0, 9 * 10**6, 10**6)),
+    )
+    batches = tuple(batch(f"{long[:120]}{number:08}", tenant=long, failed=3) for number in range(25))
+    one = queue(long, seen, batches=batches, num_batches=1000, letters=(letter(long, tenant=long, message=long * 4),))
+    others = [queue(f"queue-{number}", survey(), models=(long,), error=long) for number in range(6)]
+    monkeypatch.setattr(gateway.gateway, "pages", Pages(Seen(sight(one, *others, age_s=77.0))))  # type: ignore[arg-type]
+
+    found = list(shoot(browser, gateway.url, tmp_path, "crowd"))
+
     assert [] == [(name, objections, wider) for name, objections, wider in found if objections or wider]
 
 

@@ -113,13 +113,14 @@ def test_a_batch_is_shown_with_its_progress_and_its_time() -> None:
     going = batch("going", total=1000, done=990, failed=9, pace=259.4, pace_at_ms=NOW_MS, pace_from_ms=NOW_MS - 600_000)
     waiting = batch("waiting", total=50, tenant="acme", created_ms=NOW_MS - 120_000)
     over = batch("over", total=2, done=2, state="ended", created_ms=NOW_MS - 1_000)
+    still_open = batch("open", total=2, done=2, state="open", created_ms=NOW_MS - 180_000)
 
-    rows = make_view(sight(queue("q", survey(), batches=(over, going, waiting)))).batches
+    rows = make_view(sight(queue("q", survey(), batches=(over, going, waiting, still_open)))).batches
 
-    assert ["going", "waiting", "over"] == [row.name for row in rows]
-    assert ["99 %", "0 %", "100 %"] == [row.share for row in rows]
-    assert ["999 of 1,000", "0 of 50", "2 of 2"] == [row.counts for row in rows]
-    assert ["about 1 s", "not begun", "-"] == [row.left for row in rows]
+    assert ["going", "waiting", "open", "over"] == [row.name for row in rows]
+    assert ["99 %", "0 %", "100 %", "100 %"] == [row.share for row in rows]
+    assert ["999 of 1,000", "0 of 50", "2 of 2", "2 of 2"] == [row.counts for row in rows]
+    assert ["about 1 s", "not begun", "-", "-"] == [row.left for row in rows]
     assert ("9 failed", "acme") == (rows[0].note, rows[1].tenant)
 
 
