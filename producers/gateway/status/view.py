@@ -241,7 +241,7 @@ def _figures(surveys: Mapping[str, Survey], minutes: Sequence[Minute], num_lette
     return (
         Figure("Waiting", count(waiting), f"{short(tokens)} tokens, oldest {duration(oldest)}" if waiting else "jobs"),
         Figure("Running", count(sum(one.running for one in stats)), f"{count(delayed)} put off" if delayed else "jobs"),
-        Figure("Tokens a second", rate(generated), "generated, of two minutes"),
+        Figure("Tokens a second", rate(generated), "generated"),
         Figure("Jobs a second", rate(ended / seconds), f"{count(hour)} in the last hour"),
         Figure("Workers", count(len(states)), _states(states), "quiet" if states else "warn"),
         Figure("Dead letters", count(num_letters), "jobs given up", "bad" if num_letters else "quiet"),

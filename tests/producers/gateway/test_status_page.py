@@ -17,7 +17,8 @@ from pagemill.async_client import AsyncClient
 from pagemill.client import Client
 from pagemill.errors import ObjectStoreError
 from pagemill.keys import MODELS, QueueKeys
-from producers.gateway.api_keys import entry, new_key
+from producers.gateway.__main__ import create_key
+from producers.gateway.api_keys import KeyRing, entry, new_key
 from producers.gateway.status.board import READ_EVERY_S, Board, Sight
 from producers.gateway.status.pages import KINDS, static_url
 from producers.local_redis import local_redis
@@ -154,6 +155,20 @@ def test_the_key_of_an_operator_is_one_of_the_api_too(guarded: RunningGateway, k
     answer = httpx.get(f"{guarded.url}/v1/models", headers={"authorization": f"Bearer {keys['root']}"})
 
     assert 200 == answer.status_code
+
+
+def test_an_operators_key_is_made_by_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """
+    With one flag; without it a key is no operator's.
+    """
+    path = tmp_path / "keys.toml"
+    for flags, expected in (([], False), (["--operator"], True)):
+        assert 0 == create_key(["create", "--name", "ops", *flags])
+        printed = capsys.readouterr()
+        path.write_text(printed.out)
+        found = KeyRing(path).find(next(word for word in printed.err.split() if word.startswith("pm-")))
+        assert found is not None
+        assert expected == found.operator
 
 
 def test_it_can_be_turned_off(redis_url: str) -> None:
