@@ -8,7 +8,11 @@ PYTEST_ARGS ?=
 DEMO_ARGS ?=
 BENCH_ARGS ?=
 E2E_ARGS ?=
+<<<<<<< HEAD
 STACK_ARGS ?=
+=======
+SCREENS_ARGS ?=
+>>>>>>> issue7-status
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -18,7 +22,11 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 export OMP_WAIT_POLICY ?= PASSIVE
 
 .DEFAULT_GOAL := help
+<<<<<<< HEAD
 .PHONY: help venv install demo test test-slow test-gpu chaos e2e stack check format bench-cpu clean
+=======
+.PHONY: help venv install demo test test-slow test-gpu chaos e2e screens check format bench-cpu clean
+>>>>>>> issue7-status
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,6 +50,12 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 # servers of other versions, for tests; those that cannot be had here are left out
 $(VENV)/.servers: tests/support/server_box.py $(VENV)/.dev
 	@$(BIN)/python -m tests.support.server_box $(PIP_ARGS)
+	@touch $@
+
+# a browser of 300 MB, and what drives it
+$(VENV)/.screens: tests/support/chromium.py $(VENV)/.dev
+	$(PIP) --editable '.[screens]'
+	$(BIN)/python -m tests.support.chromium
 	@touch $@
 
 venv: $(VENV)/.run  ## create .venv with what a worker and the demo need
@@ -69,8 +83,13 @@ chaos: $(VENV)/.dev  ## kill, pause and poison 4 workers over 20,000 jobs, and c
 e2e: $(VENV)/.dev  ## OpenAI's client, a foreign Celery app and bulk jobs against real servers (E2E_ARGS=...)
 	@$(BIN)/python -m tests.e2e $(E2E_ARGS)
 
+<<<<<<< HEAD
 stack: $(VENV)/.dev $(VENV)/.servers  ## the services of docker-compose.yml without containers: started, used, stopped
 	@$(BIN)/python -m tests.stack $(STACK_ARGS)
+=======
+screens: $(VENV)/.screens  ## pictures of the status page into screens/, checked by axe-core (SCREENS_ARGS=...)
+	@$(BIN)/python -m tests.screens $(SCREENS_ARGS)
+>>>>>>> issue7-status
 
 check: $(VENV)/.dev  ## check format, lint, types and import layers
 	$(BIN)/ruff format --check .

@@ -1,6 +1,7 @@
 """Batches: what one is made of, and the calls that open, seal, cancel and read it."""
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
@@ -16,6 +17,11 @@ from pagemill.messages import BatchState, BatchStatus, HookDelivery
 from pagemill.reply_fields import ReplyContext, check_reply
 from pagemill.schema import Metadata, Name, explain
 from pagemill.scripts import Arg, Call, load
+
+# as in lua/common.lua
+PACE_S = 300.0
+# what tells anything of a batch's pace
+PACE_LEAST_S, PACE_LEAST_JOBS = 5.0, 0.5
 
 # open jobs that one call looks at
 CANCEL_LOOKS = 256
@@ -174,7 +180,31 @@ def read_batch(keys: QueueKeys, batch_id: str, values: Mapping[bytes, bytes]) ->
         webhook_tries=number("hook_n"),
         webhook_reason=fields.get("hook_err", ""),
         metadata=json.loads(fields.get("md", "{}")),
+        pace=float(fields.get("pace", 0)),
+        pace_at_ms=number("pace_at"),
+        pace_from_ms=number("pace_from"),
     )
+
+
+def time_left_s(batch: BatchStatus, now_ms: int) -> float | None:
+    """
+    Seconds until its open jobs have ended, if they go on as those of the last minutes; None where nothing is
+    known, or so little ends that it would be a guess.
+
+    Args:
+        now_ms: By the server's clock.
+    """
+    if batch.num_open <= 0 or not batch.pace_from_ms:
+        return None
+    ended_now = batch.pace * _faded(now_ms - batch.pace_at_ms)
+    span_s = (now_ms - batch.pace_from_ms) / 1000
+    if span_s < PACE_LEAST_S or ended_now < PACE_LEAST_JOBS:
+        return None
+    return batch.num_open * PACE_S * (1 - _faded(now_ms - batch.pace_from_ms)) / ended_now
+
+
+def _faded(elapsed_ms: int) -> float:
+    return math.exp(-max(0, elapsed_ms) / 1000 / PACE_S)
 
 
 def _state(fields: Mapping[str, str]) -> BatchState:

@@ -177,15 +177,15 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """Show where a job stands, or the queue: lanes, totals, workers and their KV use."""
-    from pagemill.cli_status import job_lines, overview, overview_lines
+    from pagemill.cli_status import job_lines, look, overview, overview_lines
 
+    if job_id is None:
+        survey = look(context.obj["redis_url"], context.obj["queue"])
+        print(json.dumps(overview(survey)) if as_json else "\n".join(overview_lines(survey)))
+        return
     with open_client(context) as client:
-        if job_id is not None:
-            job = client.status(job_id)
-            print(to_json(job) if as_json else "\n".join(job_lines(job)))
-            return
-        stats, workers = client.stats(), client.workers()
-        print(json.dumps(overview(stats, workers)) if as_json else "\n".join(overview_lines(stats, workers)))
+        job = client.status(job_id)
+        print(to_json(job) if as_json else "\n".join(job_lines(job)))
 
 
 @app.command()

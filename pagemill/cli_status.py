@@ -1,23 +1,42 @@
 """What `pagemill status` prints: a queue at a glance, or one job."""
 
+import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
-from pagemill.messages import JobStatus, QueueStats
+from pagemill.async_client import AsyncClient
+from pagemill.messages import JobStatus
+from pagemill.survey import Survey, read_survey
 
 
-def overview(stats: QueueStats, workers: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
+def look(redis_url: str | None, queue: str | None) -> Survey:
+    """The queue now, as exporters and the gateway's page read it."""
+
+    async def read() -> Survey:
+        async with AsyncClient(redis_url, queue=queue) as client:
+            return await read_survey(client._redis, client._directory.own)
+
+    return asyncio.run(read())
+
+
+def overview(survey: Survey) -> dict[str, Any]:
     """All of it, for machines."""
-    return {**asdict(stats), "workers": {name: dict(fields) for name, fields in workers.items()}}
+    minutes = [asdict(minute) for minute in survey.minutes]
+    more = {"oldest_age_s": survey.oldest_age_s, "workers": survey.workers, "minutes": minutes}
+    return {**asdict(survey.stats), **more}
 
 
-def overview_lines(stats: QueueStats, workers: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
+def overview_lines(survey: Survey) -> Iterator[str]:
     """Lanes, counters and workers, as text."""
+    stats, workers = survey.stats, survey.workers
     yield from table(
-        ("lane", "jobs waiting", "tokens waiting"),
-        [(lane, f"{stats.queued[lane]:,}", f"{stats.queued_tokens[lane]:,}") for lane in stats.queued],
+        ("lane", "jobs waiting", "tokens waiting", "oldest, s"),
+        [
+            (lane, f"{stats.queued[lane]:,}", f"{stats.queued_tokens[lane]:,}", f"{survey.oldest_age_s[lane]:,.0f}")
+            for lane in stats.queued
+        ],
     )
     yield ""
     yield f"running {stats.running:,}, delayed {stats.delayed:,}, suspects {stats.suspects:,}, dead {stats.dead:,}"
@@ -25,6 +44,9 @@ def overview_lines(stats: QueueStats, workers: Mapping[str, Mapping[str, str]]) 
         yield f"raw entries that no worker has adopted yet: {stats.raw:,}"
     if stats.totals:
         yield "ever    " + ", ".join(f"{name} {value:,}" for name, value in sorted(stats.totals.items()))
+    jobs, tokens = (sum(getattr(minute, name) for minute in survey.minutes) for name in ("jobs", "completion_tokens"))
+    if jobs:
+        yield f"last hour {jobs:,} jobs ended, with {tokens:,} generated tokens"
     yield ""
     if not workers:
         yield "no worker is alive: start one with `pagemill worker --model smollm2`"

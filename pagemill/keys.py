@@ -32,6 +32,7 @@ keeps them in one slot. The scripts build the same names from the base (lua/comm
     reply:<name>        stream  every end that asks     stays; an entry goes when its reader is done with it
     ev                  stream  every end               stays; trimmed to about 100,000 entries
     st                  hash    all                     stays
+    minutes             hash    FINISH                  two hours after the last minute in which a job ended
     w:<worker>          hash    HEARTBEAT               one lease after the last one
     workers             zset    HEARTBEAT, COLLECT      with its last member
     newest              string  HEARTBEAT               one lease after the last one of that version
@@ -76,7 +77,11 @@ Fields of b:<batch>: fp fingerprint, tn tenant, ttl s, md metadata, created, sea
 done, failed, cancelled, expired; prompt_tokens, completion_tokens, gpu_ms of the jobs that have ended;
 pct the percent of the newest event, cancel, scan where the cancelling goes on; hook its webhook's URL,
 hook_st, hook_n and hook_err how its delivery stands; reply, context as of a job; seen ms
-of an activity, an hour old at most.
+of an activity, an hour old at most; pace the ends of its jobs lately as a sum that fades with five minutes,
+pace_at and pace_from ms of the last of them and of the first.
+
+Fields of minutes: a ring of 64, <minute modulo 64>, each "<minute> <jobs> <prompt tokens> <completion tokens>"
+of the jobs that workers ended in that minute since 1970.
 
 Fields of tok: print the digest, z the compressed tokenizer.json.
 
@@ -101,8 +106,8 @@ class QueueKeys:
     """The names of one queue."""
 
     __slots__ = (
-        *("base", "batches", "dead", "delayed", "events", "isolation", "limits", "orphans", "queue", "raw"),
-        *("stats", "tenants", "tokenizer", "workers"),
+        *("base", "batches", "dead", "delayed", "events", "isolation", "limits", "minutes", "orphans", "queue"),
+        *("raw", "stats", "tenants", "tokenizer", "workers"),
     )
 
     def __init__(self, queue: str) -> None:
@@ -116,6 +121,7 @@ class QueueKeys:
         self.events = f"{self.base}:ev"
         self.isolation = f"{self.base}:lock:suspects"
         self.limits = f"{self.base}:limits"
+        self.minutes = f"{self.base}:minutes"
         self.orphans = f"{self.base}:orphans"
         self.raw = f"{self.base}:in"
         self.stats = f"{self.base}:st"

@@ -87,6 +87,8 @@ class BatchStatus:
         webhook: The URL that is told of the end; `webhook_state` is how that went, and
             `webhook_reason` why not, where it went wrong.
         metadata: What it was created with.
+        pace: Jobs of it that ended lately, a sum that fades; `pace_from_ms` is when the first of these ended, and
+            `pace_at_ms` the last.
     """
 
     batch_id: str
@@ -110,6 +112,9 @@ class BatchStatus:
     webhook_tries: int
     webhook_reason: str
     metadata: dict[str, str]
+    pace: float = 0.0
+    pace_at_ms: int = 0
+    pace_from_ms: int = 0
 
     @property
     def ended(self) -> bool:

@@ -1,7 +1,7 @@
 """A queue as a whole, as metrics and autoscalers want it."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,27 @@ FADE_S = 30.0
 # workers whose heartbeats are read
 MAX_WORKERS = 256
 
+MINUTE_MS = 60_000
+# whole ones that are told; the ring in Redis has room for a few more
+NUM_MINUTES = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Minute:
+    """
+    What workers ended in one minute; tokens count when their job ends, not when they are generated.
+
+    Args:
+        at_ms: When it began, by the server's clock.
+        seconds: How much of it is over: less than 60 for the one that runs.
+    """
+
+    at_ms: int
+    seconds: float
+    jobs: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
 
 @dataclass(frozen=True, slots=True)
 class Survey:
@@ -39,6 +60,8 @@ class Survey:
         tenant_tokens: Tokens that the jobs of each tenant took, ever.
         workers: Heartbeats of the workers that live.
         server: What INFO says of memory, persistence and statistics; empty where it is refused.
+        now_ms: The server's clock.
+        minutes: The last hour and the running minute, oldest first; those in which nothing ended too.
     """
 
     stats: QueueStats
@@ -51,6 +74,8 @@ class Survey:
     tenant_tokens: dict[str, int]
     workers: dict[str, dict[str, str]]
     server: dict[str, str]
+    now_ms: int = 0
+    minutes: tuple[Minute, ...] = ()
 
     @property
     def queued(self) -> int:
@@ -73,11 +98,12 @@ async def read_survey(redis: Redis, keys: QueueKeys) -> Survey:
     infos = [("INFO", section) for section in ("memory", "persistence", "stats")]
     with translated():
         async with redis.pipeline(transaction=False) as pipeline:
-            for command in (*calls.stats_commands(keys), ("ZREVRANGE", keys.workers, 0, MAX_WORKERS - 1), *infos):
+            newest = ("ZREVRANGE", keys.workers, 0, MAX_WORKERS - 1)
+            for command in (*calls.stats_commands(keys), ("HGETALL", keys.minutes), newest, *infos):
                 pipeline.execute_command(*command)
-            *replies, worker_ids, memory, persistence, statistics = await pipeline.execute(raise_on_error=False)
+            *replies, ring, worker_ids, memory, persistence, statistics = await pipeline.execute(raise_on_error=False)
         # INFO alone may be refused
-        for reply in (*replies, worker_ids):
+        for reply in (*replies, ring, worker_ids):
             if isinstance(reply, Exception):
                 raise reply
         names = [name.decode() for name in worker_ids]
@@ -88,16 +114,21 @@ async def read_survey(redis: Redis, keys: QueueKeys) -> Survey:
     horizons_ms = [1000 * horizon for horizon in HORIZONS_S]
     looked = await run_async(redis, Call(load("survey"), keys.base, horizons_ms, _as_is))
     info = {str(name): str(value) for part in (memory, persistence, statistics) for name, value in _pairs(part)}
-    return make_survey(replies, looked, workers, info)
+    return make_survey(replies, looked, workers, info, ring)
 
 
 def make_survey(
-    replies: Sequence[Any], looked: Sequence[Any], workers: dict[str, dict[str, str]], info: dict[str, str]
+    replies: Sequence[Any],
+    looked: Sequence[Any],
+    workers: dict[str, dict[str, str]],
+    info: dict[str, str],
+    ring: Mapping[bytes, bytes],
 ) -> Survey:
     """
     Args:
         replies: To `calls.stats_commands`.
         looked: The reply of survey.lua.
+        ring: The hash of minutes.
     """
     now_ms, oldest, nearest_ms, due = looked
     counters: Mapping[str, int] = {name.decode(): int(value) for name, value in replies[0].items()}
@@ -115,6 +146,18 @@ def make_survey(
         tenant_tokens=_behind(counters, "tenant_tokens:"),
         workers=workers,
         server=info,
+        now_ms=now_ms,
+        minutes=read_minutes(ring.values(), now_ms),
+    )
+
+
+def read_minutes(ring: Iterable[bytes], now_ms: int) -> tuple[Minute, ...]:
+    """The last hour, from what FINISH wrote of its minutes; those of an hour before it do not count."""
+    known = {minute: ended for minute, *ended in (map(int, field.split()) for field in ring)}
+    running = now_ms // MINUTE_MS
+    return tuple(
+        Minute(minute * MINUTE_MS, min(60.0, now_ms / 1000 - 60 * minute), *known.get(minute, ()))
+        for minute in range(running - NUM_MINUTES, running + 1)
     )
 
 

@@ -10,6 +10,10 @@ local GROUP = 'workers'
 local LANES = { 'interactive', 'standard', 'bulk' }
 -- how fast the queue drains is a sum that fades: what ended so long ago counts a third
 local FADE_MS = 30000
+-- as slowly for a batch, whose jobs may take minutes each
+local PACE_MS = 300000
+-- fields of the ring of minutes: an hour of them, and the running one; it is forgotten when nothing ends for long
+local MINUTES, MINUTES_LIFE_MS = 64, 7200000
 -- an open batch lives for 30 days after its last activity, the names of batches for a day more; a webhook
 -- is tried for 3 days
 local DAY_MS = 86400000
@@ -33,8 +37,8 @@ end
 
 -- what is left at `now` of a sum from `at`; all of it where the clock was set back meanwhile: beyond that
 -- it would grow without bound
-local function faded(at, now)
-  return math.exp(-math.max(0, now - at) / FADE_MS)
+local function faded(at, now, span)
+  return math.exp(-math.max(0, now - at) / (span or FADE_MS))
 end
 
 -- a whole number as text: Lua would write a large one with an exponent, and zero as "-0"

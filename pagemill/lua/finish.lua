@@ -16,6 +16,7 @@
 --   streams            set     read: does COLLECT still keep the tenant
 --   reply:<name>       stream  where the job asks for a reply
 --   b:<batch>, bj:<batch>, hooks, channel chb:<batch>: where the job is one of a batch
+--   minutes            hash    what ends in this minute
 --   st, ev, deadlines, channel ch:<id>; st keeps how fast each lane drains too
 -- ARGV
 --   1 worker id; then eight a job: id, stream, entry, status, result, prompt tokens, completion tokens,
@@ -54,6 +55,24 @@ local function note_drain()
     fields[#fields + 1] = whole((v[i + 2] or 0) * fade + (drained[lane] or 0))
   end
   redis.call('HSET', st, unpack(fields))
+end
+
+-- For plots of the last hour. Each minute has a field of a ring; what stands there from an earlier hour is
+-- begun anew. Jobs of one call count together: two commands a FINISH.
+local function note_minute()
+  local minute = math.floor(now / 60000)
+  local minutes, field, name = key('minutes'), whole(minute % MINUTES), whole(minute)
+  local at, jobs, prompt, completion =
+    string.match(redis.call('HGET', minutes, field) or '', '^(%d+) (%d+) (%d+) (%d+)$')
+  local is_new = at ~= name
+  if is_new then
+    jobs, prompt, completion = 0, 0, 0
+  end
+  redis.call('HSET', minutes, field, table.concat({ name, whole(jobs + ran), whole(prompt + totals[1]),
+    whole(completion + totals[2]) }, ' '))
+  if is_new then
+    redis.call('PEXPIRE', minutes, whole(MINUTES_LIFE_MS))
+  end
 end
 
 -- The tenant pays for what its jobs used, and PULL learns what its estimates are worth: of each sum a
@@ -105,6 +124,7 @@ if ran > 0 then
   count('completion_tokens', whole(totals[2]))
   count('gpu_ms', whole(totals[3]))
   note_drain()
+  note_minute()
 end
 for _, debt in pairs(debts) do
   count('tenant_tokens:' .. debt.tenant, whole(debt.used))

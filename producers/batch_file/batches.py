@@ -1,5 +1,6 @@
 """Batches as the API's callers create, watch and cancel them; the BatchRunner of service.py."""
 
+import contextlib
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -96,6 +97,18 @@ class Batches:
         """
         ids = self._book.ids(tenant)
         return page_of(ids, lambda name: self._book.read((tenant, name)), after=after, limit=limit)
+
+    def running(self, *, limit: int) -> tuple[tuple[tuple[str, BatchRecord], ...], int]:
+        """
+        The newest batches of all tenants that have not ended, each with its tenant; and how many there are.
+        """
+        keys = self._book.open_keys()[::-1]
+        found = []
+        for key in keys[:limit]:
+            # one that ends meanwhile may be forgotten
+            with contextlib.suppress(ObjectNotFound):
+                found.append((key[0], self._book.read(key)))
+        return tuple(found), len(keys)
 
     def cancel(self, tenant: str, batch_id: str) -> BatchRecord:
         """

@@ -83,6 +83,10 @@ class BatchRunner(Protocol):
         """Newest first."""
         ...
 
+    def running(self, *, limit: int) -> tuple[tuple[tuple[str, BatchRecord], ...], int]:
+        """Those of all tenants that have not ended, each with its tenant, the newest; and how many there are."""
+        ...
+
     def cancel(self, tenant: str, batch_id: str) -> BatchRecord:
         """`cancelling` now, and `cancelled` when what it has is in its files."""
         ...

@@ -45,10 +45,11 @@ def create_key(arguments: Sequence[str]) -> int:
         create.add_argument(
             f"--{limit.replace('_', '-')}", type=int, help=f"most {limit.replace('_', ' ')}; unset: no limit"
         )
+    create.add_argument("--operator", action="store_true", help="it may look at the status page, of all tenants")
     given = parser.parse_args(arguments)
     key = api_keys.new_key()
     limits = {limit: getattr(given, limit) for limit in _LIMITS}
-    lines = api_keys.entry(given.name, key, tenant=given.tenant, limits=limits)
+    lines = api_keys.entry(given.name, key, tenant=given.tenant, limits=limits, operator=given.operator)
     print(f"The key, which is shown this once:\n\n    {key}\n\nFor the file of keys:\n", file=sys.stderr, flush=True)
     print(lines)
     return 0

@@ -9,6 +9,10 @@ The file is TOML, a table a key:
     requests_per_minute = 60
     tokens_per_minute = 100000
     tokens_per_day = 5000000
+
+    [keys.operator]
+    sha256 = "60303a..."
+    operator = true
 """
 
 import hashlib
@@ -40,6 +44,7 @@ class ApiKey(BaseModel):
         sha256: Of the key, in hexadecimal digits.
         tenant: Who pays in the queue, and whose files and batches are seen.
         tokens_per_day: Of prompts and answers, from midnight to midnight in UTC.
+        operator: May look at the status page, which shows the work of all tenants.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -49,6 +54,7 @@ class ApiKey(BaseModel):
     requests_per_minute: _Limit | None = None
     tokens_per_minute: _Limit | None = None
     tokens_per_day: _Limit | None = None
+    operator: bool = False
 
     @property
     def id(self) -> str:
@@ -114,7 +120,14 @@ def new_key() -> str:
     return PREFIX + secrets.token_urlsafe(32)
 
 
-def entry(name: str, key: str, *, tenant: str | None = None, limits: Mapping[str, int | None] | None = None) -> str:
+def entry(
+    name: str,
+    key: str,
+    *,
+    tenant: str | None = None,
+    limits: Mapping[str, int | None] | None = None,
+    operator: bool = False,
+) -> str:
     """
     The table for the file of keys.
 
@@ -129,7 +142,8 @@ def entry(name: str, key: str, *, tenant: str | None = None, limits: Mapping[str
     except ValidationError as error:
         raise SettingsError(f"the key {name}: {explain(error)}") from None
     lines = [f"[keys.{name}]", f'sha256 = "{made.sha256}"', f'tenant = "{made.tenant}"']
-    return "\n".join([*lines, *(f"{limit} = {value}" for limit, value in given.items())])
+    lines += [f"{limit} = {value}" for limit, value in given.items()]
+    return "\n".join([*lines, *(["operator = true"] if operator else [])])
 
 
 def _read(path: Path) -> list[ApiKey]:

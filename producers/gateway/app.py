@@ -22,6 +22,7 @@ from producers.gateway.callers import ClientGone
 from producers.gateway.edge import Edge
 from producers.gateway.settings import GatewaySettings
 from producers.gateway.state import open_gateway
+from producers.gateway.status import routes
 from producers.openai_api.errors import ApiError, bad_request, of_pagemill
 
 log = logging.getLogger("pagemill.gateway")
@@ -56,6 +57,8 @@ def create_app(settings: GatewaySettings, queue: ClientSettings | None = None) -
     )
     for room in (generate, models, files, batches, health):
         app.include_router(room.router)
+    if not settings.no_status_page:
+        app.include_router(routes.router)
     app.openapi = lambda: schemas.document(app)  # type: ignore[method-assign]
     _add_handlers(app)
     if settings.cors_origins:

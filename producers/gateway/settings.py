@@ -40,6 +40,7 @@ class GatewaySettings(BaseSettings):
     port: int = Field(8000, ge=0, le=65535, description="Port to listen at; 0 takes a free one.")
     keys_file: Path | None = Field(None, description="The file of API keys; see `pagemill gateway keys create`.")
     no_auth: bool = Field(False, description="Serve without keys; on a loopback address only.")
+    no_status_page: bool = Field(False, description="Do not serve the page at /status.")
     max_body_bytes: ByteSize = Field(ByteSize(8 * 1024**2), description="Requests with a larger body are refused.")
     max_file_bytes: ByteSize = Field(ByteSize(512 * 1024**2), description="Uploads that are larger are refused.")
     max_in_flight: int = Field(4096, ge=1, description="Generations at a time; more are told to come back later (503).")

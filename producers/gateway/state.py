@@ -19,6 +19,8 @@ from producers.gateway.batch_process import BatchProcess
 from producers.gateway.limits import Limiter
 from producers.gateway.metrics import Metrics
 from producers.gateway.settings import GatewaySettings
+from producers.gateway.status.board import Board
+from producers.gateway.status.pages import Pages
 
 
 @dataclass(slots=True)
@@ -30,6 +32,7 @@ class Gateway:
         keys: None serves anybody.
         store: Where large payloads and results are; None where the operator gave none.
         files, batches: Kept there too.
+        pages: For operators; read when one of them looks.
         in_flight: Generations that are under way.
     """
 
@@ -45,6 +48,7 @@ class Gateway:
     files: FileKeeper | None
     batches: BatchRunner | None
     drop_lines: list[re.Pattern[str]]
+    pages: Pages
     in_flight: int = 0
     stopping: bool = False
     _tasks: set["asyncio.Task[None]"] = field(default_factory=set)
@@ -73,6 +77,7 @@ async def open_gateway(
     )
     hub = StreamHub(client)
     files, batches = _service(queue, settings)
+    board = Board(client, batches)
     gateway = Gateway(
         settings=settings,
         client=client,
@@ -86,6 +91,7 @@ async def open_gateway(
         files=files,
         batches=batches,
         drop_lines=settings.patterns,
+        pages=Pages(board),
     )
     runs_batches = batches is not None and settings.max_batches > 0
     running = asyncio.create_task(BatchProcess(queue, settings).run()) if runs_batches else None
@@ -96,6 +102,7 @@ async def open_gateway(
             running.cancel()
             await asyncio.wait([running])
         await gateway.finish(5.0)
+        await board.close()
         await hub.close()
         await client.close()
 

@@ -4,6 +4,8 @@ The server carries a script out and its reply never arrives: nothing is lost, no
 Each script in turn, through a proxy that cuts the connection between the command and its reply.
 """
 
+from typing import Any
+
 import pytest
 from redis import Redis
 
@@ -147,6 +149,8 @@ def test_a_finish_without_a_reply_is_one_result(
     after = client.stats().totals
     assert "blue" == client.text(job_id, wait_s=0)
     assert [1, 2] == [after[name] for name in ("done", "completion_tokens")]
+    minutes: Any = redis.hvals(QueueKeys(queue).minutes)
+    assert ["1 3 2"] == [field.decode().partition(" ")[2] for field in minutes]
     events = [fields[b"j"].decode() for _, fields in redis.xrange(QueueKeys(queue).events)]
     assert 1 == events.count(job_id)
 

@@ -9,6 +9,7 @@ from pagemill.bulk_client import BulkClient
 from pagemill.client import Client
 from pagemill.connection import connect, connect_async
 from pagemill.keys import QueueKeys
+from pagemill.overview import read_overview
 from pagemill.replies import Replies
 from pagemill.shown_tokenizer import ShownTokenizer, pack
 from pagemill.survey import read_survey
@@ -84,3 +85,22 @@ def test_a_queue_is_looked_at_again(proxy: TcpProxy, queue: str, client: Client)
     lose_replies_of(proxy, "survey")
 
     assert (client.stats().queued_tokens["standard"], 1) == (asyncio.run(look()), proxy.num_replies_lost)
+
+
+def test_dead_letters_are_looked_at_again(proxy: TcpProxy, queue: str, client: Client, consumer: MakeConsumer) -> None:
+    """
+    As a queue: the letter is there, once.
+    """
+    job_id = client.submit(a_job()).job_id
+    worker = consumer()
+    [job] = worker.pull()
+    worker.run(worker.consumer.bury(job, why="retries", message="why"))
+
+    async def look() -> list[str]:
+        async with connect_async(proxy.url) as far:
+            found = await read_overview(far, QueueKeys(queue), max_batches=1, max_letters=5)
+        return [letter.job_id for letter in found.letters]
+
+    lose_replies_of(proxy, "letters")
+
+    assert ([job_id], 1) == (asyncio.run(look()), proxy.num_replies_lost)

@@ -11,7 +11,10 @@ from redis import Redis
 
 from pagemill.async_client import AsyncClient
 from pagemill.client import Client
+from pagemill.connection import connect_async
 from pagemill.errors import NotPermitted
+from pagemill.keys import QueueKeys
+from pagemill.overview import Overview, read_overview
 from pagemill.schema import Job
 from pagemill.scripts import load
 from producers.gateway.api_keys import ApiKey
@@ -25,11 +28,12 @@ from worker.fake_engine import FakeEngine
 ROOT = Path(__file__).resolve().parents[2]
 PRODUCERS_SCRIPTS = (
     *("submit", "cancel", "forget", "create_batch", "seal_batch", "cancel_batches", "requeue", "purge"),
-    *("lease", "claim_replies", "ack_replies"),
+    *("lease", "claim_replies", "ack_replies", "survey", "letters"),
 )
 PRODUCERS_FILES = (
     *("client", "client_base", "async_client", "dead_verbs", "batch_verbs", "async_batch_verbs", "shares"),
     *("calls", "subscriber", "dead_letters", "bulk_client", "gathering", "replies", "stream_hub", "submitter"),
+    *("survey", "overview"),
 )
 WORKERS_FILES = ("consumer", "raw", "server_facts", "shown_tokenizer", "survey")
 
@@ -83,9 +87,9 @@ def test_a_producer_is_granted_what_it_calls() -> None:
 
 def test_a_worker_is_granted_what_it_calls() -> None:
     """
-    As a producer; the scripts of producers are not its own, but for the one that cancels batches.
+    As a producer; the scripts of producers are not its own, but for those that cancel batches and look at a queue.
     """
-    own = scripts().difference(PRODUCERS_SCRIPTS) | {"cancel_batches"}
+    own = scripts().difference(PRODUCERS_SCRIPTS) | {"cancel_batches", "survey"}
     called = set[str]().union(*map(called_by, own))
 
     sent = {"config|get" if name == "config" else name for name in sent_by(WORKERS_FILES)}
@@ -123,6 +127,11 @@ async def all_async(url: str, queue: str) -> None:
         assert (await client.wait_batch(batch, 20)).ended
 
 
+async def looked_at(url: str, queue: str) -> Overview:
+    async with connect_async(url) as redis:
+        return await read_overview(redis, QueueKeys(queue), max_batches=10, max_letters=10)
+
+
 def test_the_rules_suffice(users: dict[str, str]) -> None:
     """
     A producer with all its verbs, and a worker through taking over, failing and burying, never hear no.
@@ -156,6 +165,7 @@ def test_the_rules_suffice(users: dict[str, str]) -> None:
         assert [] == client.dead_letters()
         assert 0 == client.purge_dead(older_than_s=0)
         asyncio.run(all_async(users["producer"], queue))
+        assert 40 == asyncio.run(looked_at(users["producer"], queue)).batches[-1].done
         wait_for(lambda: service.service.ready)
     assert service.error is None
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from redis import Redis
 
 from pagemill.calls import PULL_LOOKS
-from pagemill.cli_status import job_lines, overview_lines
+from pagemill.cli_status import job_lines, look, overview_lines
 from pagemill.client import Client
 from pagemill.connection import connect_async
 from pagemill.consumer import Consumer
@@ -115,7 +115,9 @@ def test_a_large_group_is_given_out_in_parts(client: Client, consumer: MakeConsu
     assert [PULL_LOOKS, 10, PULL_LOOKS, 10] == sizes
 
 
-def test_a_suspect_is_shown_as_one(client: Client, consumer: MakeConsumer, supervisor: Supervisor) -> None:
+def test_a_suspect_is_shown_as_one(
+    server_url: str, queue: str, client: Client, consumer: MakeConsumer, supervisor: Supervisor
+) -> None:
     """
     Its state is seen where all states are, and submitting it again finds it.
     """
@@ -131,7 +133,7 @@ def test_a_suspect_is_shown_as_one(client: Client, consumer: MakeConsumer, super
     shown = "\n".join(job_lines(client.status(job.id)))
     assert "state     suspect" in shown
     assert "SIGSEGV in step 7" in shown
-    assert "suspects 1, dead 0" in "\n".join(overview_lines(client.stats(), {}))
+    assert "suspects 1, dead 0" in "\n".join(overview_lines(look(server_url, queue)))
 
 
 def test_suspects_that_nobody_takes_are_seen(client: Client, consumer: MakeConsumer, supervisor: Supervisor) -> None:

@@ -1,0 +1,1 @@
+"""The status page: one look at the queues for all who watch, and how it is shown."""
