@@ -107,6 +107,7 @@ class Sequence(SequenceTokens):
         "num_cached",
         "num_committed",
         "num_known_at_start",
+        "num_preemptions",
         "request",
         "slot",
         "status",
@@ -134,6 +135,7 @@ class Sequence(SequenceTokens):
         self.num_committed = 0
         # what it knew when it was given its blocks: with the next token that comes, all of that is computed
         self.num_known_at_start = 0
+        self.num_preemptions = 0
 
     @property
     def params(self) -> SamplingParams:
@@ -367,11 +369,20 @@ class Completion:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestTimes:
+    """When a request came into the engine, was in a step for the first time, and had its first token; monotonic."""
+
+    entered: float
+    started: float | None = None
+    answered: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class RequestOutput:
     """
     A finished request with all its answers, by index.
 
-    `gpu_ms`, its share of the engine's time, is set by whoever steps the engine.
+    `gpu_ms`, its share of the engine's time, and `times` are set by whoever steps the engine.
     """
 
     request_id: str
@@ -379,7 +390,9 @@ class RequestOutput:
     num_prompt_tokens: int
     num_cached_tokens: int
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+    num_preemptions: int = 0
     gpu_ms: int = 0
+    times: RequestTimes | None = None
 
 
 @dataclass(frozen=True, slots=True)

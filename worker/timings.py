@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from engine.request import PRIORITIES, Request
+from engine.request import PRIORITIES, Request, RequestTimes
 
 # upper limits in seconds; all above the last is counted too
 STEP_BOUNDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 30.0)
@@ -81,6 +81,16 @@ class _Tally:
         return Histogram(self._bounds, tuple(self._counts), self._total)
 
 
+@dataclass(slots=True)
+class _Visit:
+    """A request's stay in the engine."""
+
+    came: float
+    priority: int
+    started: float | None = None
+    answered: float | None = None
+
+
 class Stopwatch:
     """Takes the times of the requests in an engine, and of its steps; one thread uses it."""
 
@@ -89,19 +99,18 @@ class Stopwatch:
         self._steps = _Tally(STEP_BOUNDS)
         self._queued = [_Tally(WAIT_BOUNDS) for _ in PRIORITIES]
         self._first_tokens = [_Tally(WAIT_BOUNDS) for _ in PRIORITIES]
-        # when each request came, and its priority
-        self._came: dict[str, tuple[float, int]] = {}
+        self._visits: dict[str, _Visit] = {}
         self._snapshot = NO_TIMINGS
         self._taken_at = clock()
         self._changed = False
 
     def __len__(self) -> int:
         """Requests in the engine."""
-        return len(self._came)
+        return len(self._visits)
 
     def enter(self, request: Request) -> None:
         """Note a request that the engine has taken."""
-        self._came[request.request_id] = self._clock(), min(request.priority, PRIORITIES[-1])
+        self._visits[request.request_id] = _Visit(self._clock(), min(request.priority, PRIORITIES[-1]))
 
     def stepped(self, began: float, ended: float, started: Iterable[str], answered: Iterable[str]) -> None:
         """
@@ -114,12 +123,19 @@ class Stopwatch:
         """
         self._changed = True
         self._steps.add(ended - began)
-        self._add(self._queued, started, began)
-        self._add(self._first_tokens, answered, ended)
+        for name in started:
+            if (visit := self._visits.get(name)) is not None:
+                visit.started = began
+                self._queued[visit.priority].add(max(0.0, began - visit.came))
+        for name in answered:
+            if (visit := self._visits.get(name)) is not None:
+                visit.answered = ended
+                self._first_tokens[visit.priority].add(max(0.0, ended - visit.came))
 
-    def leave(self, request_id: str) -> None:
-        """Note that a request is not in the engine any more."""
-        self._came.pop(request_id, None)
+    def leave(self, request_id: str) -> RequestTimes | None:
+        """Note that a request is not in the engine any more; its times, where it was."""
+        visit = self._visits.pop(request_id, None)
+        return None if visit is None else RequestTimes(visit.came, visit.started, visit.answered)
 
     def timings(self, *, fresh: bool) -> Timings:
         """
@@ -137,8 +153,3 @@ class Stopwatch:
                 first_tokens=tuple(tally.snapshot() for tally in self._first_tokens),
             )
         return self._snapshot
-
-    def _add(self, tallies: list[_Tally], names: Iterable[str], at: float) -> None:
-        for name in names:
-            if (came := self._came.get(name)) is not None:
-                tallies[came[1]].add(max(0.0, at - came[0]))

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 import structlog
+from pagemill.logs import MAX_LINES, WINDOW_S, FewLines
 
 from tests.support.clock import Clock
 from tests.support.services import CHECKOUT
-from worker.logs import MAX_LINES, WINDOW_S, FewLines
 
 FAILING = """
 import structlog
-from worker.logs import configure_logging
+from pagemill.logs import configure_logging
 
 def read(prompt):
     raise ValueError("no such token")
