@@ -35,7 +35,7 @@ $(VENV)/.run: pyproject.toml constraints.txt | $(BIN)/python
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing into $(VENV): a few minutes, once" >&2
-	$(PIP) --editable '.[worker,structured,celery,bulk,gateway,demo,test,dev]'
+	$(PIP) --editable '.[worker,structured,celery,bulk,gateway,otel,demo,test,dev]'
 	@touch $@ $(VENV)/.run
 
 # servers of other versions, for tests; those that cannot be had here are left out

@@ -23,6 +23,8 @@ _W3C = TraceContextTextMapPropagator()
 
 SCOPE = "pagemill"
 
+_METHODS = frozenset({"CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "QUERY", "TRACE"})
+
 
 class Sending:
     """A producer span that is open; the jobs that are sent within it carry its context."""
@@ -40,13 +42,37 @@ class Sending:
         if not self._span.is_recording():
             return
         if queue is not None:
-            self._span.set_attribute("messaging.message.id", accepted[0].job_id)
             self._span.set_attribute("messaging.destination.name", queue)
+        if len(accepted) == 1:
+            self._span.set_attribute("messaging.message.id", accepted[0].job_id)
         else:
             self._span.set_attribute("messaging.batch.message_count", len(accepted))
         num_known = sum(one.duplicate for one in accepted)
         if num_known:
             self._span.set_attribute("pagemill.duplicates", num_known)
+
+
+class Serving:
+    """The span of a request over HTTP."""
+
+    def __init__(self, span: Span, method: str) -> None:
+        self._span = span
+        self._method = method
+
+    @property
+    def trace_id(self) -> str:
+        return f"{self._span.get_span_context().trace_id:032x}"
+
+    def served(self, route: str, status: int, request_id: str) -> None:
+        """Note how it ended; `route` is a method and a path as routes write it, or "unknown"."""
+        path = route.partition(" ")[2]
+        self._span.update_name(route if path else self._method)
+        if path:
+            self._span.set_attribute("http.route", path)
+        self._span.set_attribute("http.response.status_code", status)
+        self._span.set_attribute("pagemill.request.id", request_id)
+        if status >= 500:
+            failed(self._span, str(status))
 
 
 class Tracer:
@@ -66,6 +92,28 @@ class Tracer:
         }
         with self.span(f"send {queue}", kind=SpanKind.PRODUCER, attributes=attributes) as span:
             yield Sending(span)
+
+    @contextmanager
+    def serving(self, method: str, headers: Mapping[str, str]) -> Iterator[Serving]:
+        """A span around a request over HTTP, which continues the trace in its headers."""
+        # methods that callers make up are no names
+        known = method if method in _METHODS else "_OTHER"
+        attributes = {"http.request.method": known}
+        with self.span(known, kind=SpanKind.SERVER, attributes=attributes, carrier=headers) as span:
+            yield Serving(span, known)
+
+    @contextmanager
+    def processing(self, task: str, task_id: str, headers: Mapping[str, str]) -> Iterator[Span]:
+        """A span around a Celery task, which continues the trace in its message's headers."""
+        attributes = {
+            "messaging.system": "celery",
+            "messaging.operation.name": "process",
+            "messaging.operation.type": "process",
+            "messaging.message.id": task_id,
+            "celery.task_name": task,
+        }
+        with self.span(f"process {task}", kind=SpanKind.CONSUMER, attributes=attributes, carrier=headers) as span:
+            yield span
 
     @contextmanager
     def span(
@@ -121,9 +169,3 @@ def of_job(traceparent: str | None, tracestate: str | None) -> Context:
     """The context that a job carries."""
     given = {"traceparent": traceparent, "tracestate": tracestate}
     return _W3C.extract({name: text for name, text in given.items() if text}, context=Context())
-
-
-def current_trace_id() -> str:
-    """The trace that the running code belongs to; empty where there is none."""
-    context = trace.get_current_span().get_span_context()
-    return f"{context.trace_id:032x}" if context.is_valid else ""

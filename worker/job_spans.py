@@ -58,6 +58,8 @@ class JobSpans:
         self._name = f"process {queue}"
         self._as_child = as_child
         self._with_content = with_content
+        # of the two clocks, as the span that is being made began
+        self._offset_ns = 0
         self._common = {
             "messaging.system": "redis",
             "messaging.operation.name": "process",
@@ -105,7 +107,8 @@ class JobSpans:
         if job is not None and is_sampled_out(job.traceparent):
             return None
         parent, links = self._place(job)
-        since_ns = _wall_ns(held.since)
+        self._offset_ns = time.time_ns() - time.monotonic_ns()
+        since_ns = self._ns(held.since)
         span = self._tracer.start_span(self._name, parent, SpanKind.CONSUMER, links=links, start_time=since_ns)
         if not span.is_recording():
             return None
@@ -126,9 +129,13 @@ class JobSpans:
         context = trace.get_current_span(theirs).get_span_context()
         return Context(), [Link(context)] if context.is_valid else []
 
+    def _ns(self, at: float) -> int:
+        """A time of the monotonic clock, of any process of this host, by the wall clock."""
+        return round(at * 1e9) + self._offset_ns
+
     def _end(self, span: Span, held: Held) -> None:
         for mark in held.marks or ():
-            span.add_event(f"pagemill.{mark.name}", mark.attributes, _wall_ns(mark.at))
+            span.add_event(f"pagemill.{mark.name}", mark.attributes, self._ns(mark.at))
         self._add_wait(span, held)
         if held.times is not None:
             self._add_phases(span, held, held.times)
@@ -139,11 +146,11 @@ class JobSpans:
         if is_first(delivery):
             # both by the server's clock, of which only the difference is used
             waited_ns = max(0, delivery.started_ms - delivery.accepted_ms) * 1_000_000
-            since_ns = _wall_ns(held.since)
+            since_ns = self._ns(held.since)
             self._maker.past("wait", since_ns - waited_ns, since_ns, {}, span)
         else:
             attributes = {"attempt": delivery.attempt, "lapses": delivery.lapses, "faults": delivery.num_faults}
-            span.add_event("pagemill.redelivered", attributes, _wall_ns(held.since))
+            span.add_event("pagemill.redelivered", attributes, self._ns(held.since))
 
     def _add_phases(self, span: Span, held: Held, times: RequestTimes) -> None:
         ended = held.left_engine
@@ -155,12 +162,7 @@ class JobSpans:
         )
         for name, began, over in phases:
             if began is not None:
-                self._maker.past(name, _wall_ns(began), _wall_ns(max(began, over)), {}, span)
-
-
-def _wall_ns(at: float) -> int:
-    """A time of the monotonic clock, of any process of this host, by the wall clock."""
-    return time.time_ns() - round((time.monotonic() - at) * 1e9)
+                self._maker.past(name, self._ns(began), self._ns(max(began, over)), {}, span)
 
 
 def _of_delivery(held: Held) -> Iterator[tuple[str, Any]]:

@@ -60,6 +60,7 @@ def run(settings: WorkerSettings) -> int:
     lifeline = Lifeline.parse(settings.supervised) if settings.supervised else None
     if lifeline is not None:
         lifeline.hold()
+        bind(worker=lifeline.worker_id)
     # what a library does to us shows on standard error
     faulthandler.enable()
     explain = partial(_explain, as_json=settings.log_format == "json")

@@ -117,13 +117,10 @@ class Service:
         spans: "JobSpans | None" = None,
     ) -> None:
         self.num_done = 0
-        self._metrics = metrics or WorkerMetrics()
-        self._spans = spans
+        self._metrics, self._spans = metrics or WorkerMetrics(), spans
         self._tells_ends = logs_prompts() or log.is_enabled_for(logging.DEBUG)
         self._consumer, self._store, self._webhooks, self._options = consumer, store, webhooks, options
-        self._tokenizer = tokenizer
-        self._heartbeat = heartbeat
-        self._engine = engine
+        self._tokenizer, self._heartbeat, self._engine = tokenizer, heartbeat, engine
         self._leases = Leases(consumer, self._engine, intake, lease_s=options.lease_s)
         self._sink = Sink(
             consumer, store, results, inline_bytes=options.inline_result_bytes, on_settled=self._on_settled

@@ -6,19 +6,20 @@ from pathlib import Path
 
 import pytest
 import structlog
-from pagemill.logs import MAX_LINES, WINDOW_S, FewLines
 
+from pagemill.logs import MAX_LINES, WINDOW_S, FewLines
 from tests.support.clock import Clock
 from tests.support.services import CHECKOUT
 
 FAILING = """
 import structlog
 from pagemill.logs import configure_logging
+from pagemill.settings import LogSettings
 
 def read(prompt):
     raise ValueError("no such token")
 
-configure_logging("{style}", "info")
+configure_logging(LogSettings(log_format="{style}"))
 secret = "the patient" + " is ill"
 try:
     read(secret)
@@ -51,7 +52,7 @@ def test_what_happens_often_is_told_a_few_times() -> None:
     Beyond so many lines of one event the rest is counted; other events are told all the same.
     """
     clock = Clock()
-    few = FewLines(clock)
+    few = FewLines(clock=clock)
 
     def told(name: str) -> dict[str, object] | None:
         try:
