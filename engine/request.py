@@ -82,6 +82,7 @@ class Request:
         priority: Lower is served first and preempted last.
         stream: Give text deltas while it runs.
         has_deadline: It is ended at some time, answered or not, and so starts as soon as there is room.
+        timed: Its output is to have its times.
     """
 
     request_id: str
@@ -92,6 +93,7 @@ class Request:
     priority: int = 0
     stream: bool = False
     has_deadline: bool = False
+    timed: bool = False
 
 
 class Sequence(SequenceTokens):
@@ -370,9 +372,8 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class RequestTimes:
-    """When a request came into the engine, was in a step for the first time, and had its first token; monotonic."""
+    """When a request was in a step for the first time, and had its first token; by the monotonic clock."""
 
-    entered: float
     started: float | None = None
     answered: float | None = None
 

@@ -56,7 +56,7 @@ def configure_logging(
     _prompts = settings.log_prompts
     _process.clear()
     bind(**fields)
-    descriptor = sys.stderr.fileno() if target is None else target
+    descriptor = _standard_error() if target is None else target
     as_text = writes_text(settings)
     level = logging.getLevelNamesMapping()[settings.log_level.upper()]
     shared: list[Any] = [
@@ -70,11 +70,18 @@ def configure_logging(
         processors=[*shared, *_rendering(as_text), mask],
         wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=structlog.WriteLoggerFactory(Lossy(descriptor)),  # type: ignore[arg-type]
-        cache_logger_on_first_use=True,
     )
     _take_over_libraries(level if level <= logging.DEBUG else libraries)
     sys.excepthook = _log_crash
     threading.excepthook = _log_thread_crash
+
+
+def _standard_error() -> int:
+    try:
+        return sys.stderr.fileno()
+    except OSError:
+        # something stands in its place that is no file
+        return 2
 
 
 def writes_text(settings: LogSettings) -> bool:

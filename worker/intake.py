@@ -25,6 +25,7 @@ from pagemill.logs import of_job
 from pagemill.messages import Delivery
 from pagemill.object_store import ObjectStore
 from pagemill.schema import LANES, MAX_PAYLOAD_BYTES, Failure, Job, Options
+from pagemill.trace_context import is_sampled_out
 from pagemill.versions import SCHEMA_VERSION
 from worker.checkpoints import FORMAT, BadCheckpoint, decode
 from worker.engine_port import Tokenizer
@@ -74,6 +75,7 @@ class Intake:
         store: Where large payloads lie; None where the operator gave none.
         shared_tenants: Tenants find each other's prompts in the prefix cache.
         version: The newest wire format that this worker takes.
+        traced: Jobs have spans, but those whose producers record none.
     """
 
     tokenizer: Tokenizer
@@ -83,6 +85,7 @@ class Intake:
     store: ObjectStore | None = None
     shared_tenants: bool = False
     version: int = SCHEMA_VERSION
+    traced: bool = False
 
     def prepare(self, deliveries: Sequence[Delivery]) -> list[Prepared]:
         """Prepare each delivery by itself; in order, none left out."""
@@ -146,6 +149,7 @@ class Intake:
             priority=LANES.index(job.lane),
             stream=delivery.stream_tokens,
             has_deadline=job.timeout_s is not None,
+            timed=self.traced and not is_sampled_out(job.traceparent),
         )
 
     def _tokenise(self, job: Job) -> TokenIds:

@@ -72,11 +72,10 @@ class JobSpans:
 
     def begin(self, held: Held) -> None:
         """Have a job's way noted that has been read, where it is to have a span."""
-        if held.job is not None and not is_sampled_out(held.job.traceparent):
+        if held.request is not None and held.request.timed:
             held.marks = []
             held.mark("prepared")
-            resumed = held.request.resumed if held.request else ()
-            if resumed:
+            if resumed := held.request.resumed:
                 held.mark("resumed", tokens=sum(len(answer.token_ids) for answer in resumed))
 
     def settled(self, held: Held, outcome: Outcome, result: Result | None) -> None:
@@ -156,7 +155,6 @@ class JobSpans:
         ended = held.left_engine
         span.set_attribute("pagemill.engine.preemptions", held.num_preemptions)
         phases = (
-            ("engine.wait", times.entered, times.started or ended),
             ("prefill", times.started, times.answered or ended),
             ("decode", times.answered, ended),
         )

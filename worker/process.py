@@ -258,6 +258,7 @@ def build_service(
             fingerprint=facts.fingerprint,
             store=store,
             shared_tenants=settings.shared_tenants,
+            traced=spans is not None,
         ),
         results=ResultMaker(tokenizer=tokenizer, model=model, worker_id=consumer.worker_id),
         store=store,

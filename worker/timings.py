@@ -81,16 +81,6 @@ class _Tally:
         return Histogram(self._bounds, tuple(self._counts), self._total)
 
 
-@dataclass(slots=True)
-class _Visit:
-    """A request's stay in the engine."""
-
-    came: float
-    priority: int
-    started: float | None = None
-    answered: float | None = None
-
-
 class Stopwatch:
     """Takes the times of the requests in an engine, and of its steps; one thread uses it."""
 
@@ -99,18 +89,23 @@ class Stopwatch:
         self._steps = _Tally(STEP_BOUNDS)
         self._queued = [_Tally(WAIT_BOUNDS) for _ in PRIORITIES]
         self._first_tokens = [_Tally(WAIT_BOUNDS) for _ in PRIORITIES]
-        self._visits: dict[str, _Visit] = {}
+        # when each request came, and its priority
+        self._came: dict[str, tuple[float, int]] = {}
+        # of those that are to know: when they were first in a step, and when their first token came
+        self._timed: dict[str, list[float | None]] = {}
         self._snapshot = NO_TIMINGS
         self._taken_at = clock()
         self._changed = False
 
     def __len__(self) -> int:
         """Requests in the engine."""
-        return len(self._visits)
+        return len(self._came)
 
     def enter(self, request: Request) -> None:
         """Note a request that the engine has taken."""
-        self._visits[request.request_id] = _Visit(self._clock(), min(request.priority, PRIORITIES[-1]))
+        self._came[request.request_id] = self._clock(), min(request.priority, PRIORITIES[-1])
+        if request.timed:
+            self._timed[request.request_id] = [None, None]
 
     def stepped(self, began: float, ended: float, started: Iterable[str], answered: Iterable[str]) -> None:
         """
@@ -123,19 +118,17 @@ class Stopwatch:
         """
         self._changed = True
         self._steps.add(ended - began)
-        for name in started:
-            if (visit := self._visits.get(name)) is not None:
-                visit.started = began
-                self._queued[visit.priority].add(max(0.0, began - visit.came))
-        for name in answered:
-            if (visit := self._visits.get(name)) is not None:
-                visit.answered = ended
-                self._first_tokens[visit.priority].add(max(0.0, ended - visit.came))
+        self._add(self._queued, started, began)
+        self._add(self._first_tokens, answered, ended)
+        if self._timed:
+            self._note(started, 0, began)
+            self._note(answered, 1, ended)
 
     def leave(self, request_id: str) -> RequestTimes | None:
-        """Note that a request is not in the engine any more; its times, where it was."""
-        visit = self._visits.pop(request_id, None)
-        return None if visit is None else RequestTimes(visit.came, visit.started, visit.answered)
+        """Note that a request is not in the engine any more; its times, where it is to have them."""
+        self._came.pop(request_id, None)
+        times = self._timed.pop(request_id, None) if self._timed else None
+        return None if times is None else RequestTimes(*times)
 
     def timings(self, *, fresh: bool) -> Timings:
         """
@@ -153,3 +146,13 @@ class Stopwatch:
                 first_tokens=tuple(tally.snapshot() for tally in self._first_tokens),
             )
         return self._snapshot
+
+    def _add(self, tallies: list[_Tally], names: Iterable[str], at: float) -> None:
+        for name in names:
+            if (came := self._came.get(name)) is not None:
+                tallies[came[1]].add(max(0.0, at - came[0]))
+
+    def _note(self, names: Iterable[str], place: int, at: float) -> None:
+        for name in names:
+            if (times := self._timed.get(name)) is not None:
+                times[place] = at

@@ -30,7 +30,7 @@ def pack(request: Context) -> str:
 
 def headers_of(request: Context) -> dict[str, str]:
     """The trace that a task's message belongs to: W3C's headers, where its sender has set them."""
-    given = {**(request.headers or {}), **vars(request)}
+    given = {**(getattr(request, "headers", None) or {}), **vars(request)}
     return {name: given[name] for name in ("traceparent", "tracestate") if isinstance(given.get(name), str)}
 
 
