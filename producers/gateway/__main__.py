@@ -13,17 +13,12 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-import structlog
-
 from pagemill.errors import PagemillError, SettingsError
-from pagemill.logs import configure_logging
 from pagemill.settings import ClientSettings, LogSettings
 from pagemill.traces import exported
 from producers.extras import need
 from producers.gateway import api_keys
 from producers.gateway.settings import GatewaySettings
-
-log = structlog.get_logger(__name__)
 
 _MODULES = ("fastapi", "jinja2", "prometheus_client", "python_multipart", "structlog", "uvicorn", "zstandard")
 _LIMITS = ("requests_per_minute", "tokens_per_minute", "tokens_per_day")
@@ -67,12 +62,14 @@ def serve(arguments: Sequence[str]) -> int:
     settings = GatewaySettings.load(**given)
     queue = ClientSettings.load(strict=False, **place)
     need("gateway", *_MODULES)
-    configure_logging(LogSettings.load(strict=False), libraries=logging.INFO, queue=queue.queue)
-    # a quarter of a second of imports that `keys` and `--help` need not pay
+    # a quarter of a second of imports that `keys` and `--help` need not pay, and that may be missing
+    import structlog
     import uvicorn
 
+    from pagemill.logs import configure_logging
     from producers.gateway.app import create_app, spans_of
 
+    configure_logging(LogSettings.load(strict=False), libraries=logging.INFO, queue=queue.queue)
     app = create_app(settings, queue)
     config = uvicorn.Config(
         app,
@@ -91,7 +88,7 @@ def serve(arguments: Sequence[str]) -> int:
         why = f"cannot listen at {settings.host}:{settings.port}: choose another --host or --port"
         raise SettingsError(why) from None
     host, port = listener.getsockname()[:2]
-    log.info("gateway.listening", url=f"http://{host}:{port}")
+    structlog.get_logger(__name__).info("gateway.listening", url=f"http://{host}:{port}")
     name = f"{socket.gethostname()}-{os.getpid()}"
     with exported(queue.tracing, "pagemill-gateway", instance=name, on_spans=lambda *told: spans_of(app, *told)):
         uvicorn.Server(config).run(sockets=[listener])
