@@ -8,11 +8,8 @@ PYTEST_ARGS ?=
 DEMO_ARGS ?=
 BENCH_ARGS ?=
 E2E_ARGS ?=
-<<<<<<< HEAD
 STACK_ARGS ?=
-=======
 SCREENS_ARGS ?=
->>>>>>> issue7-status
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -22,11 +19,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 export OMP_WAIT_POLICY ?= PASSIVE
 
 .DEFAULT_GOAL := help
-<<<<<<< HEAD
-.PHONY: help venv install demo test test-slow test-gpu chaos e2e stack check format bench-cpu clean
-=======
-.PHONY: help venv install demo test test-slow test-gpu chaos e2e screens check format bench-cpu clean
->>>>>>> issue7-status
+.PHONY: help venv install demo test test-slow test-gpu chaos e2e stack screens check format bench-cpu clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,7 +37,7 @@ $(VENV)/.run: pyproject.toml constraints.txt | $(BIN)/python
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing into $(VENV): a few minutes, once" >&2
-	$(PIP) --editable '.[worker,structured,celery,bulk,gateway,demo,test,dev]'
+	$(PIP) --editable '.[worker,structured,celery,bulk,gateway,otel,demo,test,dev]'
 	@touch $@ $(VENV)/.run
 
 # servers of other versions, for tests; those that cannot be had here are left out
@@ -83,13 +76,11 @@ chaos: $(VENV)/.dev  ## kill, pause and poison 4 workers over 20,000 jobs, and c
 e2e: $(VENV)/.dev  ## OpenAI's client, a foreign Celery app and bulk jobs against real servers (E2E_ARGS=...)
 	@$(BIN)/python -m tests.e2e $(E2E_ARGS)
 
-<<<<<<< HEAD
 stack: $(VENV)/.dev $(VENV)/.servers  ## the services of docker-compose.yml without containers: started, used, stopped
 	@$(BIN)/python -m tests.stack $(STACK_ARGS)
-=======
+
 screens: $(VENV)/.screens  ## pictures of the status page into screens/, checked by axe-core (SCREENS_ARGS=...)
 	@$(BIN)/python -m tests.screens $(SCREENS_ARGS)
->>>>>>> issue7-status
 
 check: $(VENV)/.dev  ## check format, lint, types and import layers
 	$(BIN)/ruff format --check .

@@ -1,8 +1,8 @@
 """
 What the queue costs: through Redis against the engine alone, and the worker's own time per job.
 
-    python -m benchmarks.queue                                 all four parts
-    python -m benchmarks.queue --parts worker,submit,scripts   those that need no model
+    python -m benchmarks.queue                                        all five parts
+    python -m benchmarks.queue --parts worker,submit,scripts,traces   those that need no model
 
     engine   the same jobs through Redis and one worker, and handed to the engine directly, in
              turns and with the same settings: the ratio of the rates
@@ -10,6 +10,7 @@ What the queue costs: through Redis against the engine alone, and the worker's o
              what single pieces of the work take
     submit   submit_many against bare pipelined XADDs of the same payloads
     scripts  PULL of 64 and FINISH of 32 against bare scripts that move as much, with a backlog
+    traces   the worker's time per job without traces, of jobs that nobody records, and with a span of each job
 
     python -m benchmarks.queue --parts engine --device cuda --model qwen2.5-0.5b --n 1000 --scale 1
 
@@ -33,6 +34,7 @@ from benchmarks.contender import Answer, Case, Contender, ContenderError
 from benchmarks.model import Model, find_model
 from benchmarks.offline import environment
 from benchmarks.queue_pieces import pieces
+from benchmarks.trace_sink import TraceSink
 from benchmarks.worker_process import Usage, WorkerFailed, running_worker
 from engine.errors import StartupError
 from pagemill.client import Client
@@ -40,7 +42,10 @@ from pagemill.errors import PagemillError
 from pagemill.schema import Job, Options
 from producers.local_redis import local_redis
 
-PARTS = ("engine", "worker", "submit", "scripts")
+PARTS = ("engine", "worker", "submit", "scripts", "traces")
+
+# of a job whose producer does not record its trace
+UNRECORDED = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00"
 
 _WAIT_S = 600.0
 
@@ -134,15 +139,8 @@ def _ratio(seconds: Mapping[str, Sequence[float]]) -> float:
 
 def own_time(url: str, args: argparse.Namespace) -> dict[str, Any]:
     """The worker part."""
-    flags = ["--engine", "fake", "--max-num-seqs", "256", "--fake-kv-tokens", "1000000", "--log-level", "warning"]
     jobs = [_text_job(index, args.prompt_chars, args.max_tokens) for index in range(args.jobs)]
-    warm_up = [_text_job(-1 - index, args.prompt_chars, args.max_tokens) for index in range(200)]
-    with running_worker(url, flags, queue="fake") as worker, Client(url, queue="fake") as client:
-        _answer_all(client, warm_up)
-        before, begin = worker.usage(), time.perf_counter()
-        _answer_all(client, jobs)
-        took = time.perf_counter() - begin
-        used = worker.usage().since(before)
+    used, took = _use(url, jobs)
     return {
         "queue": "worker",
         "jobs": len(jobs),
@@ -155,9 +153,49 @@ def own_time(url: str, args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _text_job(index: int, chars: int, max_tokens: int) -> Job:
+def _use(url: str, jobs: Sequence[Job], environment: Mapping[str, str] | None = None) -> tuple[Usage, float]:
+    """What a worker with the fake engine uses for some jobs, and the seconds that it takes."""
+    flags = ["--engine", "fake", "--max-num-seqs", "256", "--fake-kv-tokens", "1000000", "--log-level", "warning"]
+    warm_up = [_text_job(-1 - index, 800, 64) for index in range(200)]
+    with (
+        running_worker(url, flags, queue="fake", environment=environment) as worker,
+        Client(url, queue="fake") as client,
+    ):
+        _answer_all(client, warm_up)
+        before, begin = worker.usage(), time.perf_counter()
+        _answer_all(client, jobs)
+        took = time.perf_counter() - begin
+        return worker.usage().since(before), took
+
+
+def with_traces(url: str, args: argparse.Namespace) -> dict[str, Any]:
+    """The traces part: turn by turn, as another program on the machine would be taken for the cost of traces."""
+    found: dict[str, list[float]] = {"off": [], "unrecorded": [], "on": []}
+    by_thread: dict[str, float] = {}
+    with TraceSink() as sink:
+        cases = {"off": (None, None), "unrecorded": (sink.environment, UNRECORDED), "on": (sink.environment, None)}
+        for turn in range(args.repeat):
+            for name, (environment, traceparent) in cases.items():
+                numbers = range(turn * args.jobs, (turn + 1) * args.jobs)
+                jobs = [_text_job(index, args.prompt_chars, args.max_tokens, traceparent) for index in numbers]
+                used, _ = _use(url, jobs, environment)
+                found[name].append(_per_job(used.process, len(jobs)))
+                by_thread = {thread: _per_job(seconds, len(jobs)) for thread, seconds in sorted(used.threads.items())}
+        num_bytes = sink.num_bytes
+    return {
+        "queue": "traces",
+        "jobs": args.jobs,
+        "cpu_us_per_job": {name: statistics.median(values) for name, values in found.items()},
+        "all_cpu_us_per_job": found,
+        "by_thread_us_when_on": by_thread,
+        "bytes_per_job": round(num_bytes / (args.repeat * args.jobs)),
+    }
+
+
+def _text_job(index: int, chars: int, max_tokens: int, traceparent: str | None = None) -> Job:
     text = f"{index}: " + "the quick brown fox jumps over the lazy dog. " * (chars // 45 + 1)
-    return Job(prompt=text[:chars], options=Options(max_tokens=max_tokens))
+    given = {} if traceparent is None else {"traceparent": traceparent}
+    return Job(prompt=text[:chars], options=Options(max_tokens=max_tokens), **given)
 
 
 def _answer_all(client: Client, jobs: Sequence[Job]) -> None:
@@ -179,6 +217,8 @@ def run(args: argparse.Namespace, parts: Sequence[str]) -> None:
                 line = against_engine(url, find_model(args.model, Path(scratch)), args)
             elif part == "worker":
                 line = own_time(url, args)
+            elif part == "traces":
+                line = with_traces(url, args)
             elif part == "submit":
                 line = queue_scripts.submit_rate(url, args.jobs, args.prompt_chars)
             else:

@@ -16,7 +16,7 @@ import threading
 import time
 from pathlib import Path
 
-from worker.logs import configure_logging
+from pagemill.logs import configure_logging
 from worker.process import run
 from worker.settings import WorkerSettings
 
@@ -57,7 +57,7 @@ def main(argv: list[str] | None = None) -> int:
     signal.signal(signal.SIGUSR1, lambda *_: write_report(Path(report)))
     # one process: what starts it is no part of the figures
     settings = WorkerSettings.read([*flags, "--no-supervisor"])
-    configure_logging(settings.log_format, settings.log_level)
+    configure_logging(settings)
     return run(settings)
 
 

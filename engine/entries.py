@@ -40,6 +40,11 @@ class Entry:
         """Whether its last token is in flight already."""
         return self.sequence.num_tokens >= self.limit
 
+    def set_back(self, gate: int) -> None:
+        """Note that it was preempted."""
+        self.gate = gate
+        self.sequence.num_preemptions += 1
+
 
 class EntryList(list[Entry]):
     """

@@ -421,6 +421,7 @@ class LLMEngine:
             num_prompt_tokens=len(live.request.prompt),
             num_cached_tokens=live.lead.num_cached,
             prompt_logprobs=None if live.prompt_logprobs is None else tuple(live.prompt_logprobs),
+            num_preemptions=sum(sequence.num_preemptions for sequence in live.sequences),
         )
 
 

@@ -82,6 +82,7 @@ class Request:
         priority: Lower is served first and preempted last.
         stream: Give text deltas while it runs.
         has_deadline: It is ended at some time, answered or not, and so starts as soon as there is room.
+        timed: Its output is to have its times.
     """
 
     request_id: str
@@ -92,6 +93,7 @@ class Request:
     priority: int = 0
     stream: bool = False
     has_deadline: bool = False
+    timed: bool = False
 
 
 class Sequence(SequenceTokens):
@@ -107,6 +109,7 @@ class Sequence(SequenceTokens):
         "num_cached",
         "num_committed",
         "num_known_at_start",
+        "num_preemptions",
         "request",
         "slot",
         "status",
@@ -134,6 +137,7 @@ class Sequence(SequenceTokens):
         self.num_committed = 0
         # what it knew when it was given its blocks: with the next token that comes, all of that is computed
         self.num_known_at_start = 0
+        self.num_preemptions = 0
 
     @property
     def params(self) -> SamplingParams:
@@ -367,11 +371,19 @@ class Completion:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestTimes:
+    """When a request was in a step for the first time, and had its first token; by the monotonic clock."""
+
+    started: float | None = None
+    answered: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class RequestOutput:
     """
     A finished request with all its answers, by index.
 
-    `gpu_ms`, its share of the engine's time, is set by whoever steps the engine.
+    `gpu_ms`, its share of the engine's time, and `times` are set by whoever steps the engine.
     """
 
     request_id: str
@@ -379,7 +391,9 @@ class RequestOutput:
     num_prompt_tokens: int
     num_cached_tokens: int
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+    num_preemptions: int = 0
     gpu_ms: int = 0
+    times: RequestTimes | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -347,7 +347,7 @@ class Scheduler:
         sequence, blocks = entry.sequence, self.blocks
         self._running.leave(entry, self._launched)
         self._queue.insert_sorted(entry)
-        entry.gate = self._launched
+        entry.set_back(self._launched)
         num_blocks = blocks.num_blocks_for(sequence.num_computed)
         # one that only waits for its last token will not come back: nothing is worth a copy
         kind = self.preemption.choose(

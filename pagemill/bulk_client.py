@@ -1,6 +1,7 @@
 """The client of programs that put very many jobs through a queue, as `pagemill bulk`."""
 
 from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
 from pagemill import calls
 from pagemill.calls import in_chunks
@@ -11,10 +12,19 @@ from pagemill.gathering import Gathering
 from pagemill.schema import Result
 from pagemill.scripts import Call, load
 from pagemill.shown_tokenizer import unpack
+from pagemill.trace_context import TraceContext
+
+if TYPE_CHECKING:
+    from pagemill.tracing import Sending
 
 
 class BulkClient(Client):
     """As Client; also many results at once, a lease for whoever must be alone, and the tokenizer that counts."""
+
+    def _context_of(self, sending: "Sending | None") -> TraceContext | None:
+        """As it is, but that rows, of which there may be millions, have spans of their own only if asked for."""
+        context = super()._context_of(sending)
+        return context if context is None or self._trace_rows else context.unrecorded()
 
     def gather(self, model: str | None = None) -> Gathering:
         """

@@ -1,5 +1,6 @@
 """What the groups of commands share: the client they talk through, JSON, and the start of other programs."""
 
+import atexit
 import json
 import os
 import sys
@@ -9,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
+
+from pagemill import traces
 
 if TYPE_CHECKING:
     from pagemill.client import Client
@@ -24,7 +27,11 @@ def open_client(context: typer.Context) -> "Client":
     # not before a command needs it: `pagemill --help` stays quick
     from pagemill.client import Client
 
-    return Client(context.obj["redis_url"], queue=context.obj["queue"], object_store=context.obj["object_store"])
+    client = Client(context.obj["redis_url"], queue=context.obj["queue"], object_store=context.obj["object_store"])
+    if client.tracer is not None:
+        traces.start(True, "pagemill-cli")
+        atexit.register(traces.stop)
+    return client
 
 
 def to_json(value: Any) -> str:

@@ -38,6 +38,7 @@ from pagemill.messages import TERMINAL_STATES, Accepted, JobState, JobStatus, Qu
 from pagemill.schema import Job, Result
 from pagemill.scripts import translated
 from pagemill.shares import ShareVerbs
+from pagemill.trace_context import TraceContext
 
 
 class Client(BatchVerbs, DeadVerbs, ShareVerbs):
@@ -78,11 +79,14 @@ class Client(BatchVerbs, DeadVerbs, ShareVerbs):
         """
         patience = time.monotonic() + wait_s
         made = Job.build(**fields) if job is None else job
-        ready = self._prepare_all([made], patience)
-        try:
-            [accepted] = self._submit_ready(ready, patience)
-        except QueueUnavailable as error:
-            raise in_doubt(error, made.id) from error
+        with self._sending() as sending:
+            ready = self._prepare_all([made], patience, self._context_of(sending))
+            try:
+                [accepted] = self._submit_ready(ready, patience)
+            except QueueUnavailable as error:
+                raise in_doubt(error, made.id) from error
+            if sending is not None:
+                sending.sent([accepted], ready[0][0].queue)
         return accepted
 
     def submit_many(self, jobs: Iterable[Job], *, wait_s: float = 0.0) -> list[Accepted]:
@@ -100,14 +104,18 @@ class Client(BatchVerbs, DeadVerbs, ShareVerbs):
         """
         accepted: list[Accepted] = []
         patience = time.monotonic() + wait_s
-        for chunk in in_chunks(jobs, CHUNK):
-            accepted += self._submit_ready(self._prepare_all(chunk, patience), patience)
+        with self._sending() as sending:
+            trace = self._context_of(sending)
+            for chunk in in_chunks(jobs, CHUNK):
+                accepted += self._submit_ready(self._prepare_all(chunk, patience, trace), patience)
+            if sending is not None:
+                sending.sent(accepted)
         return accepted
 
-    def _prepare_all(self, jobs: Sequence[Job], patience: float) -> list[Ready]:
+    def _prepare_all(self, jobs: Sequence[Job], patience: float, trace: TraceContext | None) -> list[Ready]:
         outage = Outage(patience, most_s=inf)
         self._ride_out(outage, lambda: self._learn_models([job.model for job in jobs]))
-        return [self._prepare(job) for job in jobs]
+        return [self._prepare(job, trace) for job in jobs]
 
     def _submit_ready(self, ready: Sequence[Ready], patience: float) -> list[Accepted]:
         outage = Outage(patience, most_s=inf)
@@ -127,9 +135,9 @@ class Client(BatchVerbs, DeadVerbs, ShareVerbs):
             self._directory.settle(one.job_id, keys)
         return accepted
 
-    def _prepare(self, job: Job) -> Ready:
+    def _prepare(self, job: Job, trace: TraceContext | None = None) -> Ready:
         keys = self._directory.route(job.model)
-        submission = prepare(job)
+        submission = prepare(job, trace=trace)
         if self._store is not None and is_large(submission):
             submission = offload(submission, self._store, keys.queue)
         return keys, submission

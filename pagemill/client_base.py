@@ -4,8 +4,9 @@ import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from redis import Redis
 from redis.asyncio import Redis as AsyncRedis
@@ -18,11 +19,18 @@ from pagemill.object_store import ObjectStore
 from pagemill.scripts import Call, run, run_async, run_many, run_many_async, translated
 from pagemill.settings import ClientSettings
 from pagemill.subscriber import Subscriber
+from pagemill.trace_context import TraceContext
+from pagemill.traces import tracer_for
+
+if TYPE_CHECKING:
+    from pagemill.tracing import Sending, Tracer
 
 T = TypeVar("T")
 
 # commands of one asyncio client that are under way at a time, and so its connections for them
 MAX_UNDER_WAY = 32
+
+_NOT_TRACED: "AbstractContextManager[Sending | None]" = nullcontext()
 
 
 class _Common(ABC):
@@ -46,10 +54,25 @@ class _Common(ABC):
         self._directory = Directory(settings.queue)
         self._store = store_of(settings.object_store if object_store is None else object_store)
         self._max_queued_tokens = settings.max_queued_tokens
+        self._tracer = tracer_for(settings.tracing)
+        self._trace_rows = settings.trace_rows
         self._connect(settings.redis_url)
 
     @abstractmethod
     def _connect(self, redis_url: str) -> None: ...
+
+    @property
+    def tracer(self) -> "Tracer | None":
+        """What makes spans; None where traces are off."""
+        return self._tracer
+
+    def _sending(self) -> "AbstractContextManager[Sending | None]":
+        """A span around a submit, where traces are on."""
+        return _NOT_TRACED if self._tracer is None else self._tracer.sending(self._directory.own.queue)
+
+    def _context_of(self, sending: "Sending | None") -> TraceContext | None:
+        """What the jobs of a submit carry."""
+        return None if sending is None else sending.context
 
     def _key(self, command: Sequence[Any]) -> str:
         # what is asked of a server, and not of a key, is asked of the own queue's

@@ -27,6 +27,7 @@ from pagemill.messages import Accepted, TokenDelta
 from pagemill.object_store import ObjectStore, open_store
 from pagemill.schema import Job, Result
 from pagemill.scripts import Call
+from pagemill.trace_context import TraceContext
 from pagemill.versions import SCHEMA_VERSION
 
 T = TypeVar("T")
@@ -56,9 +57,9 @@ MAX_ESTIMATE = 2**40
 MAX_HOMES = 100_000
 
 
-def prepare(job: Job, taker: int = SCHEMA_VERSION) -> Submission:
+def prepare(job: Job, taker: int = SCHEMA_VERSION, trace: TraceContext | None = None) -> Submission:
     """
-    Make a job ready for the wire, payload inline, for workers of version `taker`.
+    Make a job ready for the wire, payload inline, for workers of version `taker`; in `trace`, if it says none.
 
     Raises:
         InvalidJob: it cannot be written, or no worker can serve it.
@@ -70,7 +71,7 @@ def prepare(job: Job, taker: int = SCHEMA_VERSION) -> Submission:
         job_id=job.id,
         fingerprint=blake2b(body, digest_size=16).hexdigest(),
         idempotency=idempotency_name(job.tenant, job.idempotency_key) if job.idempotency_key else "",
-        payload=job.wrap(body),
+        payload=job.wrap(body, trace),
         ref="",
         lane=job.lane,
         tenant=job.tenant,

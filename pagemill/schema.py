@@ -14,7 +14,8 @@ from pagemill.errors import InvalidJob
 from pagemill.grammars import check_grammar
 from pagemill.ids import uuid7
 from pagemill.reply_fields import ReplyContext, check_reply
-from pagemill.versions import SCHEMA_VERSION, check_fields, check_version
+from pagemill.trace_context import TraceContext
+from pagemill.versions import SCHEMA_VERSION, TRACED_SINCE, check_fields, check_version
 
 MAX_PAYLOAD_BYTES = 8 * 1024 * 1024
 
@@ -54,11 +55,15 @@ FailureCode = Literal[
     "invalid_grammar",
 ]
 
+# of a job, what does not make it another one
+_AROUND = {"id", "version", "traceparent", "tracestate"}
+
 # options of which each binds the whole answer
 GRAMMARS = ("json_schema", "regex", "choice")
 
 _TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Name = Annotated[str, Field(pattern=NAME)]
+_HeaderText = Annotated[str, Field(pattern=r"^[ -~]*$", max_length=2048)]
 
 
 class _Wire(BaseModel):
@@ -171,6 +176,7 @@ class Job(_Wire):
         reply_to: The stream of replies that is told of the end, once (replies.py).
         reply_context: Handed back with that reply; never read. At most 256 KiB.
         metadata: Returned with the result; never read. At most 16 KiB.
+        traceparent, tracestate: The trace that the job belongs to, as W3C's headers of these names.
     """
 
     version: int = SCHEMA_VERSION
@@ -190,6 +196,8 @@ class Job(_Wire):
     reply_to: Name | None = None
     reply_context: ReplyContext | None = None
     metadata: Metadata = Field(default_factory=dict)
+    traceparent: _HeaderText | None = None
+    tracestate: _HeaderText | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -266,13 +274,13 @@ class Job(_Wire):
 
     def body(self) -> bytes:
         """
-        As JSON, without id and version: what makes two jobs the same.
+        As JSON, without id, version and trace: what makes two jobs the same.
 
         Raises:
             InvalidJob: invalid_encoding, where a text has lone surrogates.
         """
         try:
-            return self.model_dump_json(exclude_unset=True, exclude={"id", "version"}).encode()
+            return self.model_dump_json(exclude_unset=True, exclude=_AROUND).encode()
         except ValueError as error:
             raise InvalidJob("invalid_encoding", f"the job cannot be written as UTF-8: {error}") from None
 
@@ -285,15 +293,17 @@ class Job(_Wire):
         """
         return self.wrap(self.body())
 
-    def wrap(self, body: bytes) -> bytes:
+    def wrap(self, body: bytes, trace: TraceContext | None = None) -> bytes:
         """
-        The payload around a body.
+        The payload around a body, with `trace` where the job says none.
 
         Raises:
             InvalidJob: payload_too_large.
         """
         # a body has a prompt or messages, so there is always a field to follow
-        text = b'{"version":%d,"id":"%b",%b' % (self.version, self.id.encode(), body[1:])
+        trace = TraceContext(self.traceparent, self.tracestate or "") if self.traceparent else trace
+        traced = trace.members() if trace and self.version >= TRACED_SINCE else b""
+        text = b'{"version":%d,"id":"%b",%b%b' % (self.version, self.id.encode(), traced, body[1:])
         if len(text) > MAX_PAYLOAD_BYTES:
             raise InvalidJob("payload_too_large", _too_large(len(text)))
         return text

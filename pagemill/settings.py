@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
@@ -80,6 +80,19 @@ class Settings(BaseSettings):
             raise SettingsError(_explain(error)) from None
 
 
+class LogSettings(Settings):
+    """What a program logs, and how."""
+
+    log_format: Literal["auto", "text", "json"] = Field(
+        "auto", description="auto is text on a terminal and JSON lines elsewhere."
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="The least urgent lines that are logged."
+    )
+    log_limit: int = Field(20, ge=0, description="Lines of one event in ten seconds; 0 for no limit.")
+    log_prompts: bool = Field(False, description="Log the beginning of each prompt and answer.")
+
+
 class ClientSettings(Settings):
     """What a producer needs to know."""
 
@@ -98,6 +111,12 @@ class ClientSettings(Settings):
         1_000_000_000,
         ge=0,
         description="Submits are refused as busy while more estimated tokens wait; 0 for no limit.",
+    )
+    tracing: bool = Field(
+        False, description="Make spans with OpenTelemetry, and have jobs carry their trace; see observability.md."
+    )
+    trace_rows: bool = Field(
+        False, description="Also the jobs of bulk runs and batch files have spans in the worker."
     )
 
 

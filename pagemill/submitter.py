@@ -7,8 +7,10 @@ from pagemill.async_client import AsyncClient
 from pagemill.calls import Answer
 from pagemill.client_core import CHUNK, Ready, accepted_or_raise, discard_unused, in_doubt
 from pagemill.errors import PagemillError, QueueUnavailable
+from pagemill.keys import QueueKeys
 from pagemill.messages import Accepted
 from pagemill.schema import Job
+from pagemill.trace_context import TraceContext
 
 # batches under way at a time
 MAX_SENDING = 4
@@ -37,9 +39,16 @@ class Submitter:
         Raises:
             As that does.
         """
+        with self._client._sending() as sending:
+            accepted, keys = await self._submit(job, self._client._context_of(sending))
+            if sending is not None:
+                sending.sent([accepted], keys.queue)
+        return accepted
+
+    async def _submit(self, job: Job, trace: TraceContext | None) -> tuple[Accepted, QueueKeys]:
         async with self._asking:
             await self._client._learn_models([job.model])
-            ready = await self._client._prepare(job)
+            ready = await self._client._prepare(job, trace)
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._waiting.append((ready, answer))
         if len(self._tasks) < MAX_SENDING:
@@ -55,7 +64,7 @@ class Submitter:
             await asyncio.to_thread(discard_unused, [ready], answers, self._client._store)
         [accepted] = accepted_or_raise(answers)
         self._client._directory.settle(accepted.job_id, keys)
-        return accepted
+        return accepted, keys
 
     async def _send(self) -> None:
         while self._waiting:

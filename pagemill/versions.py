@@ -5,8 +5,8 @@ A job says the version of the Pagemill that wrote it, in its JSON and in its has
 and its result is written in the same one: whoever could write the job can read the result. Readers
 refuse fields that they do not know, so each addition makes a version.
 
-    2   batch, reply_to and reply_context of a job; json_schema, regex and choice of its options;
-        gpu_ms of a result's usage; the failure codes poison and invalid_grammar
+    2   batch, reply_to, reply_context, traceparent and tracestate of a job; json_schema, regex and choice
+        of its options; gpu_ms of a result's usage; the failure codes poison and invalid_grammar
 
 A worker takes its own version and the one before. So workers are updated first, one after the other,
 then the programs that submit. A job of a later version is left to a worker that knows it, as long as
@@ -25,10 +25,15 @@ JOB_FIELDS_SINCE = {
     "batch": 2,
     "reply_to": 2,
     "reply_context": 2,
+    "traceparent": 2,
+    "tracestate": 2,
     "options.json_schema": 2,
     "options.regex": 2,
     "options.choice": 2,
 }
+
+# from which version on a job has a trace context
+TRACED_SINCE = JOB_FIELDS_SINCE["traceparent"]
 
 # what a result of an earlier version says in place of a code that it does not know; that of poison is written in Lua
 CODES_SINCE = {"invalid_grammar": (2, "invalid_job")}

@@ -11,6 +11,7 @@ docs/celery.md says what each task takes and gives.
 from celery import Celery
 
 from producers.tasks.config import make_app
+from producers.tasks.observed import observe
 from producers.tasks.settings import load_settings
 from producers.tasks.steps import add_steps
 from producers.tasks.tasks import register
@@ -22,6 +23,7 @@ def _build() -> Celery:
     made.set_current()
     register(made, settings)
     add_steps(made, settings)
+    observe(settings)
     return made
 
 

@@ -1,7 +1,6 @@
 """Shows how far a run is: a live bar on a terminal, a line now and then anywhere else."""
 
 import contextlib
-import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -9,11 +8,14 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
 
+import structlog
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from pagemill.client import Client
 from pagemill.errors import PagemillError
+
+log = structlog.get_logger(__name__)
 
 LINE_EVERY_S = 5.0
 
@@ -62,12 +64,12 @@ class Meter:
         return (count - first) / (now - then) if now > then else 0.0
 
 
-def tell_of_no_worker(client: Client) -> None:
-    """Say on standard error that the jobs will wait, where no worker is there to do them."""
+def tell_of_no_worker(client: Client, tell: Callable[[str], object]) -> None:
+    """Say that the jobs will wait, where no worker is there to do them."""
     # only a hint: a server that is away is told of by what follows
     with contextlib.suppress(PagemillError):
         if not client.workers():
-            print("no worker is alive: jobs wait until there is one", file=sys.stderr, flush=True)
+            tell("no worker is alive: jobs wait until there is one")
 
 
 class Display(Protocol):
@@ -82,9 +84,13 @@ class Display(Protocol):
     def show(self, moment: Moment) -> None: ...
 
 
-def display_for(console: Console) -> Display:
-    """A bar where the console can redraw one, lines where it cannot."""
-    return Bar(console) if console.is_terminal else Lines(console)
+def display_for(console: Console, *, as_events: bool = False) -> Display:
+    """A bar where the console can redraw one, lines where it cannot; or events of the log."""
+    if as_events:
+        return Lines(log_moment)
+    if console.is_terminal:
+        return Bar(console)
+    return Lines(lambda moment: console.print(str(moment), highlight=False, soft_wrap=True))
 
 
 class Bar:
@@ -125,11 +131,17 @@ class Bar:
         )
 
 
+def log_moment(moment: Moment) -> None:
+    """A moment as an event of the log."""
+    fields = {"done": moment.done, "total": moment.total, "tokens_per_s": round(moment.tokens_per_s, 1)}
+    log.info("run.progress", stage=moment.stage, unit=moment.unit, **fields)
+
+
 class Lines:
     """A line when the stage changes, when all is done, and every few seconds between."""
 
-    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
-        self._console = console
+    def __init__(self, tell: Callable[[Moment], object], clock: Callable[[], float] = time.monotonic) -> None:
+        self._tell = tell
         self._clock = clock
         self._stage = ""
         self._done = 0
@@ -147,5 +159,5 @@ class Lines:
         now = self._clock()
         moved = moment.done > self._done and (moment.done == moment.total or now - self._printed_at >= LINE_EVERY_S)
         if moment.stage != self._stage or moved:
-            self._console.print(str(moment), highlight=False, soft_wrap=True)
+            self._tell(moment)
             self._stage, self._done, self._printed_at = moment.stage, moment.done, now

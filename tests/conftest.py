@@ -1,17 +1,34 @@
 """Real servers, one of each kind a session, and a queue of its own for each test."""
 
+import logging
 import sys
+import threading
 from collections.abc import Iterator
 
 import pytest
+import structlog
 from redis import Redis
 
 from pagemill.client import Client
 from pagemill.ids import uuid7
+from pagemill.logs import FromLibraries
 from producers.child import Child
 from producers.local_redis import local_redis
 from tests.support.seaweed import Seaweed
 from tests.support.servers import BlockingConsumer, MakeConsumer, leaked_keys, oldest_redis
+
+
+@pytest.fixture(autouse=True)
+def own_logging() -> Iterator[None]:
+    """A test that runs a program of ours here leaves its logging to no other test."""
+    hooks = sys.excepthook, threading.excepthook
+    yield
+    if structlog.is_configured():
+        structlog.reset_defaults()
+        sys.excepthook, threading.excepthook = hooks
+        root = logging.getLogger()
+        root.handlers = [handler for handler in root.handlers if not isinstance(handler, FromLibraries)]
+        logging.captureWarnings(False)
 
 
 @pytest.fixture(scope="session")

@@ -8,15 +8,15 @@ exit code (exits.py).
 import sys
 
 from pagemill.errors import SettingsError
+from pagemill.logs import configure_logging
 from worker import exits
-from worker.logs import configure_logging
 from worker.settings import WorkerSettings
 
 
 def main() -> int:
     try:
         settings = WorkerSettings.read(sys.argv[1:])
-        configure_logging(settings.log_format, settings.log_level)
+        configure_logging(settings, queue=settings.queue)
         # one of the two alone is imported: they take half a second and tens of megabytes
         if settings.supervisor and settings.supervised is None:
             from worker.supervisor import supervise

@@ -135,6 +135,7 @@ class Drain:
             return
         if self._supervised:
             log.info("drain.suspected", jobs=len(suspects))
+            self._returns.suspect(suspects)
             return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FLUSH_S):

@@ -2,13 +2,14 @@
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
+import structlog
+
 from pagemill.errors import SettingsError
 
-log = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 REQUEST_TIMEOUT_S = 10.0
 
@@ -65,7 +66,7 @@ async def _ask(route: Route, path: str) -> Answer:
         return await route()
     except Exception:
         # whoever looks must not end the process that is looked at: its loop takes such an error for one of its own
-        log.exception("no answer for %s", path)
+        log.exception("endpoint.failed", path=path)
         return Answer("this is a fault of the program: its log has it", "500 Internal Server Error")
 
 

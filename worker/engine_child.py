@@ -22,12 +22,12 @@ import structlog
 
 from engine.capacity import Capacity
 from engine.errors import DeviceLost, StartupError
+from pagemill.logs import configure_logging
 from worker import exits
 from worker.engine_build import build_engine, gpu_in_use
 from worker.engine_port import Engine, EngineFacts, EngineStats, Turn
 from worker.engine_wire import Abort, Add, Answer, Assignment, Call, Failed, Ready, Report, Stop, Unpacker, pack
 from worker.lifeline import HURRY_SIGNAL, STOP_SIGNALS, end_with
-from worker.logs import configure_logging
 from worker.self_test import self_test
 from worker.step_loop import Command, StepLoop
 from worker.timings import NO_TIMINGS, Timings
@@ -137,7 +137,7 @@ def main(arguments: list[str]) -> NoReturn:
 
 
 def _run(port: Port, assignment: Assignment) -> NoReturn:
-    configure_logging(assignment.log_format, assignment.log_level)
+    configure_logging(assignment.logging, **assignment.log_fields)
     # read when torch is imported: threads that spin while they wait take the cores from all others
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # the watchdog sets the same timer anew

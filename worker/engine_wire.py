@@ -10,10 +10,11 @@ import struct
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from operator import attrgetter
-from typing import Any, Literal
+from typing import Any
 
 from engine.capacity import Capacity, Freeable
-from engine.request import Completion, Progress, Request, RequestOutput, TextDelta
+from engine.request import Completion, Progress, Request, RequestOutput, RequestTimes, TextDelta
+from pagemill.settings import LogSettings
 from worker.engine_build import EnginePlan
 from worker.engine_port import Engine, EngineFacts, EngineStats, Turn
 from worker.timings import Timings
@@ -28,12 +29,13 @@ class Assignment:
 
     Args:
         step_timeout_s: It ends when a step lasts for longer.
+        log_fields: Stand in each line that it logs.
     """
 
     plan: EnginePlan
     step_timeout_s: float
-    log_format: Literal["auto", "text", "json"]
-    log_level: str
+    logging: LogSettings
+    log_fields: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +129,8 @@ def _by_fields(kind: type[Any]) -> Callable[[Any], tuple[Callable[..., Any], tup
 
 
 # of these there are many, and their fields take half the time of what pickle does with slots
-_PICKLED_BY_FIELDS = (RequestOutput, Completion, TextDelta, Progress, Capacity, Freeable, Turn, Report, Answer)
-_REDUCERS: Mapping[type[Any], Any] = {kind: _by_fields(kind) for kind in _PICKLED_BY_FIELDS}
+_MANY = (RequestOutput, RequestTimes, Completion, TextDelta, Progress, Capacity, Freeable, Turn, Report, Answer)
+_REDUCERS: Mapping[type[Any], Any] = {kind: _by_fields(kind) for kind in _MANY}
 
 
 def pack(message: object) -> bytes:

@@ -11,16 +11,20 @@ import asyncio
 import signal
 import sys
 
+import structlog
 from prometheus_client import CollectorRegistry, ProcessCollector
 
 from pagemill.connection import connect_async
 from pagemill.errors import PagemillError, SettingsError
 from pagemill.keys import QueueKeys
+from pagemill.logs import configure_logging
 from worker import exits
 from worker.endpoint import listening
 from worker.queue_metrics import READ_TIMEOUT_S, QueueCollector
 from worker.scrape import queue_reader, routes
 from worker.settings import MetricsSettings, WorkerSettings
+
+log = structlog.get_logger(__name__)
 
 DEFAULT_PORT = 9464
 
@@ -28,6 +32,7 @@ DEFAULT_PORT = 9464
 def main() -> int:
     try:
         settings = MetricsSettings.read(sys.argv[1:], also=[WorkerSettings])
+        configure_logging(settings, queue=settings.queue)
         return asyncio.run(serve(settings))
     except SettingsError as error:
         print(f"pagemill exporter: {error}", file=sys.stderr)
@@ -56,7 +61,7 @@ async def serve(settings: MetricsSettings) -> int:
     try:
         wanted = DEFAULT_PORT if settings.metrics_port is None else settings.metrics_port
         async with listening("metrics", settings.metrics_host, wanted, paths) as port:
-            print(f"pagemill exporter: http://{settings.metrics_host}:{port}/metrics", file=sys.stderr, flush=True)
+            log.info("exporter.listening", url=f"http://{settings.metrics_host}:{port}/metrics")
             await stopping.wait()
     finally:
         await redis.aclose()

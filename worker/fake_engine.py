@@ -97,6 +97,7 @@ class _Job:
     arrival: int = 0
     # letters of each answer that were streamed
     num_shown: int = 0
+    num_preemptions: int = 0
     started: bool = False
     cost: int = field(init=False)
 
@@ -312,6 +313,7 @@ class FakeEngine:
             if self._fits(job, sum(one.cost for one in victims), sum(one.num_seqs for one in victims)):
                 self._num_preemptions += len(victims)
                 for one in victims:
+                    one.num_preemptions += 1
                     self._queue(self._leave(one.request.request_id))
                 return
 
@@ -366,4 +368,7 @@ def _output(job: _Job, reason: FinishReason) -> RequestOutput:
         Completion(index=index, token_ids=tuple(tokens), text=tokens.decode(errors="replace"), finish_reason=reason)
         for index, tokens in zip(itertools.count(), done, strict=False)
     )
-    return RequestOutput(job.request.request_id, completions, len(job.request.prompt), num_cached_tokens=0)
+    num_prompt_tokens = len(job.request.prompt)
+    return RequestOutput(
+        job.request.request_id, completions, num_prompt_tokens, num_cached_tokens=0, num_preemptions=job.num_preemptions
+    )

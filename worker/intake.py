@@ -21,9 +21,11 @@ from engine.request import Progress, Request, TokenIds
 from engine.sampling_params import SamplingParams
 from pagemill.errors import InvalidJob, NewerVersion, ObjectNotFound, ObjectStoreError, StoreAway
 from pagemill.json_schemas import with_json_patterns
+from pagemill.logs import of_job
 from pagemill.messages import Delivery
 from pagemill.object_store import ObjectStore
 from pagemill.schema import LANES, MAX_PAYLOAD_BYTES, Failure, Job, Options
+from pagemill.trace_context import is_sampled_out
 from pagemill.versions import SCHEMA_VERSION
 from worker.checkpoints import FORMAT, BadCheckpoint, decode
 from worker.engine_port import Tokenizer
@@ -73,6 +75,7 @@ class Intake:
         store: Where large payloads lie; None where the operator gave none.
         shared_tenants: Tenants find each other's prompts in the prefix cache.
         version: The newest wire format that this worker takes.
+        traced: Jobs have spans, but those whose producers record none.
     """
 
     tokenizer: Tokenizer
@@ -82,6 +85,7 @@ class Intake:
     store: ObjectStore | None = None
     shared_tenants: bool = False
     version: int = SCHEMA_VERSION
+    traced: bool = False
 
     def prepare(self, deliveries: Sequence[Delivery]) -> list[Prepared]:
         """Prepare each delivery by itself; in order, none left out."""
@@ -113,7 +117,7 @@ class Intake:
             return Deferred(delivery, "memory", "the worker had no memory to read the job")
         except Exception as error:
             # a fault of ours, met on one job's data: that job pays, the others go on
-            log.exception("job.intake_failed", job_id=delivery.job_id)
+            log.exception("job.intake_failed", **of_job(delivery.job_id, job.traceparent if job else None))
             message = f"the worker could not read the job: {type(error).__name__}: {error}"
             return Refused(delivery, Failure(code="engine_error", message=message), job)
         return Accepted(delivery, request, job)
@@ -141,10 +145,11 @@ class Intake:
             prompt=prompt,
             params=sampling_params(job.options, delivery.seed),
             cache_salt=None if self.shared_tenants else delivery.tenant,
-            resumed=self._resumed(delivery, prompt, job.options),
+            resumed=self._resumed(delivery, prompt, job),
             priority=LANES.index(job.lane),
             stream=delivery.stream_tokens,
             has_deadline=job.timeout_s is not None,
+            timed=self.traced and not is_sampled_out(job.traceparent),
         )
 
     def _tokenise(self, job: Job) -> TokenIds:
@@ -157,16 +162,17 @@ class Intake:
             return self.tokenizer.encode(job.prompt)
         return self.tokenizer.encode_chat([message.model_dump() for message in job.messages or ()])
 
-    def _resumed(self, delivery: Delivery, prompt: TokenIds, options: Options) -> tuple[Progress, ...]:
+    def _resumed(self, delivery: Delivery, prompt: TokenIds, job: Job) -> tuple[Progress, ...]:
         if not delivery.checkpoint:
             return ()
+        options, ids = job.options, of_job(delivery.job_id, job.traceparent)
         if delivery.checkpoint_meta != self.checkpoint_meta(prompt, grammar_of(options)):
-            log.info("job.checkpoint_ignored", job_id=delivery.job_id, why="another model or prompt")
+            log.info("job.checkpoint_ignored", **ids, why="another model or prompt")
             return ()
         try:
             answers = decode(delivery.checkpoint, n=options.n, with_logprobs=options.logprobs is not None)
         except BadCheckpoint as error:
-            log.error("job.checkpoint_ignored", job_id=delivery.job_id, why=str(error))
+            log.error("job.checkpoint_ignored", **ids, why=str(error))
             return ()
         if options.prompt_logprobs is not None and all(self._has_ended(prompt, answer) for answer in answers):
             # nobody would compute the prompt

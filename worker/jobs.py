@@ -7,13 +7,15 @@ Everything here runs on the event loop and in batches: no job has a task of its 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
 from engine.errors import RequestError
 from engine.request import Request, RequestOutput
-from pagemill.messages import DeathCause, Delivery
-from pagemill.schema import LANES, Failure, FailureCode, ResultStatus
+from pagemill.logs import content, logs_prompts
+from pagemill.messages import DeathCause, Delivery, Outcome
+from pagemill.schema import LANES, Failure, FailureCode, Result, ResultStatus
 from worker.checkpoints import Saved
 from worker.engine_port import EngineDoor, Turn
 from worker.intake import Accepted, Deferred, Intake, Prepared, Refused
@@ -23,6 +25,9 @@ from worker.results import errors_in
 from worker.retries import Fault
 from worker.sinks import Ended, Sink
 from worker.streams import TokenStreams
+
+if TYPE_CHECKING:
+    from worker.job_spans import JobSpans
 
 log = structlog.get_logger(__name__)
 
@@ -41,6 +46,7 @@ class Jobs:
         on_change: Called when there may be room for more jobs, or none is left.
         put_off: Has a job tried again after a fault; False where it was tried often enough, and stays here.
         bury: Makes a job that is given up a dead letter; it stays in the table until then.
+        spans: Makes spans of jobs; None where traces are off.
     """
 
     def __init__(
@@ -56,6 +62,7 @@ class Jobs:
         on_change: Callable[[], None],
         put_off: Callable[[Held, Fault, str], bool],
         bury: Callable[[Held, DeathCause, str], None],
+        spans: "JobSpans | None" = None,
     ) -> None:
         self._leases = leases
         self._intake = intake
@@ -67,6 +74,7 @@ class Jobs:
         self._on_change = on_change
         self._put_off = put_off
         self._bury = bury
+        self._spans = spans
 
         # what the engine's capacity does not know of yet, by job, with its lane
         self._transit: dict[str, tuple[str, Transit]] = {}
@@ -130,7 +138,13 @@ class Jobs:
 
     async def forget(self, job_ids: Iterable[str]) -> None:
         """Drop jobs that belong to another worker now."""
-        lost = [job_id for job_id in job_ids if self._drop(job_id)]
+        lost = []
+        for job_id in job_ids:
+            held = self._leases.get(job_id)
+            if held is not None and self._drop(job_id):
+                lost.append(job_id)
+                if self._spans is not None:
+                    self._spans.left(held, "lost", "lost")
         if lost:
             await self._engine.abort(lost)
             self._on_change()
@@ -186,8 +200,8 @@ class Jobs:
                 case Deferred():
                     self._try_later(held, prepared.fault, prepared.why)
                 case Refused():
-                    log.info("job.refused", job_id=held.delivery.job_id, code=prepared.failure.code)
                     held.job = prepared.job
+                    log.info("job.refused", **held.ids, code=prepared.failure.code)
                     self._end(Ended(held, "failed", failure=prepared.failure))
                 case Accepted() if not self._closed and held.stopped_as is None:
                     self._enter(held, prepared)
@@ -201,6 +215,8 @@ class Jobs:
         held.saved = Saved([0] * request.params.n)
         if request.resumed:
             held.saved = Saved.of(request.resumed, len(accepted.delivery.checkpoint))
+        if self._spans is not None:
+            self._spans.begin(held)
         delivery = held.delivery
         self._transit[request.request_id] = delivery.lane, Transit(request.params.n, delivery.tokens)
 
@@ -211,7 +227,7 @@ class Jobs:
             self._on_change()
             return
         message = f"the job is given up after {held.delivery.num_faults + 1} tries: {why}"
-        log.error("job.given_up", job_id=held.delivery.job_id, fault=fault, tries=held.delivery.num_faults + 1)
+        log.error("job.given_up", **held.ids, fault=fault, tries=held.delivery.num_faults + 1)
         if fault == "memory":
             held.settled = True
             self._bury(held, "retries", message)
@@ -239,19 +255,32 @@ class Jobs:
         held = self._leases.get(job_id)
         if held is not None and not held.settled:
             failure = Failure.model_validate({"code": error.code, "message": str(error)})
-            log.info("job.refused", job_id=job_id, code=error.code)
+            log.info("job.refused", **held.ids, code=error.code)
             self._end(Ended(held, "failed", failure=failure))
 
     def _give_up(self, held: Held) -> None:
         attempts, lapses = held.delivery.attempt - 1, held.delivery.lapses
-        log.error("job.given_up", job_id=held.delivery.job_id, attempts=attempts, lapses=lapses)
+        log.error("job.given_up", **held.ids, attempts=attempts, lapses=lapses)
         message = f"the job is given up: {attempts} attempts failed, and {lapses} times it was lost with its worker"
         held.settled = True
         self._bury(held, "retries" if attempts >= self._max_attempts else "lapses", message)
 
     def _end(self, ended: Ended) -> None:
         self._transit.pop(ended.held.delivery.job_id, None)
+        ended.held.note_output(ended.output)
         if ended.held.delivery.stream_tokens:
             self._streams.end(ended)
         else:
             self._sink.put(ended)
+
+
+def tell_end(held: Held, outcome: Outcome, result: Result | None) -> None:
+    """Log the end of a job; with the beginning of its prompt and answer, where the operator asks for these."""
+    fields: dict[str, Any] = {"outcome": outcome, "attempt": held.delivery.attempt}
+    if result is not None:
+        fields |= {"status": result.status, "tokens": result.usage.completion_tokens, **content(text=result.text)}
+    if held.job is not None:
+        prompt = held.job.messages[-1].content if held.job.messages else held.job.prompt
+        fields |= content(prompt=prompt) if isinstance(prompt, str) else {}
+    note = log.info if logs_prompts() else log.debug
+    note("job.ended", **held.ids, **fields)

@@ -11,9 +11,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
-from engine.request import Progress, Request
+from engine.request import Progress, Request, RequestOutput, RequestTimes
 from pagemill.consumer import Consumer
+from pagemill.logs import of_job
 from pagemill.messages import Checkpoint, Delivery, Renewal
 from pagemill.schema import Job, ResultStatus
 from worker.checkpoints import Saved
@@ -24,6 +26,18 @@ RENEWALS_PER_LEASE = 3
 # younger jobs are not saved: one that ends soon costs nothing. With a renewal this stays under half a lease,
 # which is the most that is computed again of a job whose worker dies
 YOUNG = 1 / 8
+
+
+# of one job: an exporter keeps a few more
+MAX_MARKS = 100
+
+
+class Mark(NamedTuple):
+    """Something that happened to a job; `at` is monotonic."""
+
+    at: float
+    name: str
+    attributes: dict[str, int]
 
 
 @dataclass(slots=True)
@@ -42,6 +56,8 @@ class Held:
         saved: Its checkpoint; of no answers until the intake has read the job.
         meta: What goes beside the checkpoint; made for the first one.
         text_offsets: Characters already published, by answer.
+        marks: What happened to it, for its span; None where it has none.
+        times, left_engine, num_preemptions: Of its stay in the engine, where it has a span.
     """
 
     delivery: Delivery
@@ -54,6 +70,25 @@ class Held:
     saved: Saved = field(default_factory=Saved)
     meta: str = ""
     text_offsets: dict[int, int] = field(default_factory=dict)
+    marks: "list[Mark] | None" = None
+    times: RequestTimes | None = None
+    left_engine: float = 0.0
+    num_preemptions: int = 0
+
+    @property
+    def ids(self) -> dict[str, str]:
+        """What a line of the log about it says."""
+        return of_job(self.delivery.job_id, self.job.traceparent if self.job else None)
+
+    def mark(self, name: str, **attributes: int) -> None:
+        """Note what happens to it now; a job of hours is told of up to a point."""
+        if self.marks is not None and len(self.marks) < MAX_MARKS:
+            self.marks.append(Mark(time.monotonic(), name, attributes))
+
+    def note_output(self, output: RequestOutput | None) -> None:
+        """Note how it was in the engine, which it has left."""
+        if self.marks is not None and output is not None:
+            self.times, self.num_preemptions, self.left_engine = output.times, output.num_preemptions, time.monotonic()
 
     def save_anew(self) -> None:
         """Have the next checkpoint replace the one in the queue: that is not what we sent."""
@@ -129,6 +164,7 @@ class Leases:
                 held.save_anew()
             else:
                 saved.confirm(checkpoints[job_id].end)
+                held.mark("checkpoint", tokens=sum(saved.num_tokens))
         # a job that came back under a new entry while we asked is not lost
         lost = {job_id for job_id in renewal.lost if self._is_under(job_id, asked[job_id])}
         return Renewal(frozenset(lost), renewal.cancelled, renewal.expired, renewal.stale)

@@ -6,12 +6,14 @@ Each worker has a registry of its own. No label names a job or a tenant: there a
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
 from prometheus_client.registry import Collector
 
 from pagemill.messages import Delivery, Outcome, Room
 from pagemill.schema import LANES, Result
+from pagemill.traces import SpanOutcome
 
 JOB_BOUNDS = (0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 900, 3600, 14400, 86400)
 SLACK_BOUNDS = (-3600, -60, -10, 0, 1, 5, 15, 60, 300, 900, 3600, 14400, 86400)
@@ -62,7 +64,7 @@ class WorkerMetrics:
         now = self._clock()
         for delivery in deliveries:
             self._claimed.labels(delivery.lane).inc()
-            if _is_first(delivery):
+            if is_first(delivery):
                 self._offset_s = delivery.started_ms / 1000 - now
                 self.wait_seconds.labels(delivery.lane).observe((delivery.started_ms - delivery.accepted_ms) / 1000)
 
@@ -100,6 +102,10 @@ class WorkerMetrics:
         self._store_seconds.labels(name).observe(took_s)
         if error is not None:
             self._store_errors.labels(name, error).inc()
+
+    def spans(self, outcome: SpanOutcome, count: int) -> None:
+        """Note what became of spans; from any thread."""
+        self._spans.labels(outcome).inc(count)
 
     def moved(self, direction: str, num_bytes: int) -> None:
         """Note bytes that went "in" from the object store, or "out" to it."""
@@ -172,6 +178,13 @@ class WorkerMetrics:
             ("in", "out"),
         )
 
+        self._spans = self._counter(
+            "pagemill_trace_spans",
+            "Spans that were exported, that no collector took (failed), and that found no room in the queue (dropped).",
+            ("outcome",),
+            get_args(SpanOutcome),
+        )
+
     def _counter(self, name: str, text: str, labels: Sequence[str] = (), known: Sequence[str] = ()) -> Counter:
         made = Counter(name, text, labels, registry=self.registry)
         # a series that begins at 0 shows its first increase
@@ -192,7 +205,7 @@ class WorkerMetrics:
         return Histogram(name, text, (label,), buckets=bounds, registry=self.registry)
 
 
-def _is_first(delivery: Delivery) -> bool:
+def is_first(delivery: Delivery) -> bool:
     """Whether no worker has had the job before: what came back to its lane is in a stream of its own."""
     returned = delivery.stream.endswith(":!returned")
     return delivery.attempt == 1 and not (returned or delivery.lapses or delivery.num_faults)

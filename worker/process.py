@@ -9,8 +9,9 @@ import faulthandler
 import gc
 import os
 import sys
+from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import structlog
 
@@ -20,7 +21,11 @@ from pagemill.connection import AsyncServers, timeout_of_a_lease
 from pagemill.consumer import Consumer
 from pagemill.errors import PagemillError, QueueUnavailable, SettingsError
 from pagemill.keys import MODELS, QueueKeys
+from pagemill.logs import bind
 from pagemill.object_store import ObjectStore, open_store
+from pagemill.settings import LogSettings
+from pagemill.traces import exported
+from pagemill.traces import stop as stop_export
 from worker import exits
 from worker.engine_build import EnginePlan, FakeConfig, load_tokenizer
 from worker.engine_port import EngineDoor, EngineFacts, Tokenizer
@@ -40,7 +45,14 @@ from worker.settings import WorkerSettings
 from worker.signals import heed_signals, ignore_signals
 from worker.webhooks import Webhooks, read_secret
 
+if TYPE_CHECKING:
+    from pagemill.tracing import Tracer
+    from worker.job_spans import JobSpans
+
 log = structlog.get_logger("worker")
+
+# so long a worker that has failed waits for a collector
+LAST_SPANS_S = 1.0
 
 
 def run(settings: WorkerSettings) -> int:
@@ -48,21 +60,23 @@ def run(settings: WorkerSettings) -> int:
     lifeline = Lifeline.parse(settings.supervised) if settings.supervised else None
     if lifeline is not None:
         lifeline.hold()
+        bind(worker=lifeline.worker_id)
     # what a library does to us shows on standard error
     faulthandler.enable()
+    explain = partial(_explain, as_json=settings.log_format == "json")
     try:
         return asyncio.run(serve(settings, lifeline))
     except SettingsError as error:
-        return _explain(error, exits.SETTINGS)
+        return explain(error, exits.SETTINGS)
     except QueueUnavailable as error:
-        return _explain(error, exits.STARTUP if lifeline is None else exits.AWAY)
+        return explain(error, exits.STARTUP if lifeline is None else exits.AWAY)
     except (PagemillError, StartupError) as error:
-        return _explain(error, exits.STARTUP)
+        return explain(error, exits.STARTUP)
     except EngineError as error:
         # it may come up the next time
         if lifeline is not None:
             lifeline.tell(_note(error))
-        return _explain(error, _code(error))
+        return explain(error, _code(error))
     except KeyboardInterrupt:
         return exits.STARTUP
 
@@ -77,7 +91,17 @@ async def serve(settings: WorkerSettings, lifeline: Lifeline | None) -> int:
         PagemillError, StartupError: what the operator has to change.
     """
     worker_id = new_worker_id() if lifeline is None else lifeline.worker_id
+    bind(worker=worker_id)
     monitor = Monitor(settings)
+    export = exported(settings.tracing, "pagemill-worker", instance=worker_id, on_spans=monitor.metrics.spans)
+    # opened first: the last spans are made when all else is closed
+    with export as tracer:
+        return await _serve(settings, lifeline, worker_id, monitor, tracer)
+
+
+async def _serve(
+    settings: WorkerSettings, lifeline: Lifeline | None, worker_id: str, monitor: Monitor, tracer: "Tracer | None"
+) -> int:
     store = MeasuredStore(open_store(settings.object_store), monitor.metrics) if settings.object_store else None
     secret = read_secret(settings.webhook_secret.get_secret_value()) if settings.webhook_secret else None
     servers = AsyncServers(settings.redis_url, timeout_s=timeout_of_a_lease(settings.lease_s))
@@ -92,12 +116,13 @@ async def serve(settings: WorkerSettings, lifeline: Lifeline | None) -> int:
         )
         await _check_server(consumer, allow_unsafe=settings.allow_unsafe_redis)
         async with monitor.endpoints():
-            engine, tokenizer = await _start_engine(settings, lifeline)
+            engine, tokenizer = await _start_engine(settings, lifeline, worker_id)
             # what is there now stays, and the collector need not walk it
             gc.collect()
             gc.freeze()
             webhooks = Webhooks(consumer, secret=secret, allow_private=settings.allow_private_webhooks)
-            service = build_service(settings, consumer, store, webhooks, engine, tokenizer, monitor.metrics)
+            spans = _job_spans(settings, tracer, worker_id, engine.facts)
+            service = build_service(settings, consumer, store, webhooks, engine, tokenizer, monitor.metrics, spans)
             monitor.watch(service, engine, model=served_names(settings, engine.facts.model_name)[0])
             return await _run(service, lifeline)
     finally:
@@ -135,6 +160,7 @@ def _end_failed(error: Exception, lifeline: Lifeline | None) -> NoReturn:
     """Leave at once: a thread that hangs may keep an orderly end from coming."""
     if lifeline is not None:
         lifeline.tell(_note(error))
+    stop_export(LAST_SPANS_S)
     sys.stderr.flush()
     os._exit(_code(error))
 
@@ -151,7 +177,9 @@ def _code(error: Exception) -> int:
     return codes.get(type(error), exits.FAILED)
 
 
-async def _start_engine(settings: WorkerSettings, lifeline: Lifeline | None) -> tuple[EngineDoor, Tokenizer]:
+async def _start_engine(
+    settings: WorkerSettings, lifeline: Lifeline | None, worker_id: str
+) -> tuple[EngineDoor, Tokenizer]:
     """
     Raises:
         StartupError: the device cannot be used, or the model is not there or does not fit.
@@ -159,7 +187,8 @@ async def _start_engine(settings: WorkerSettings, lifeline: Lifeline | None) -> 
     """
     # a .gguf file is converted first, which takes a while
     plan = await asyncio.to_thread(plan_engine, settings)
-    assignment = Assignment(plan, settings.step_timeout_s, settings.log_format, settings.log_level)
+    logging = LogSettings.model_construct(**{name: getattr(settings, name) for name in LogSettings.model_fields})
+    assignment = Assignment(plan, settings.step_timeout_s, logging, {"queue": settings.queue, "worker": worker_id})
     # beside the engine, which has one too
     loading = asyncio.create_task(asyncio.to_thread(load_tokenizer, plan))
     try:
@@ -204,6 +233,7 @@ def build_service(
     engine: EngineDoor,
     tokenizer: Tokenizer,
     metrics: WorkerMetrics,
+    spans: "JobSpans | None" = None,
 ) -> Service:
     facts = engine.facts
     model, *aliases = served_names(settings, facts.model_name)
@@ -217,8 +247,6 @@ def build_service(
         concurrency_at_max_model_len=round(facts.kv_tokens / facts.max_model_len, 1),
         max_num_seqs=facts.max_num_seqs,
         look_ahead_jobs=look_ahead.jobs,
-        queue=settings.queue,
-        worker=consumer.worker_id,
     )
     return Service(
         consumer=consumer,
@@ -230,6 +258,7 @@ def build_service(
             fingerprint=facts.fingerprint,
             store=store,
             shared_tenants=settings.shared_tenants,
+            traced=spans is not None,
         ),
         results=ResultMaker(tokenizer=tokenizer, model=model, worker_id=consumer.worker_id),
         store=store,
@@ -240,6 +269,24 @@ def build_service(
         tokenizer=tokenizer,
         options=_service_options(settings, look_ahead, tuple(aliases)),
         metrics=metrics,
+        spans=spans,
+    )
+
+
+def _job_spans(
+    settings: WorkerSettings, tracer: "Tracer | None", worker_id: str, facts: EngineFacts
+) -> "JobSpans | None":
+    if tracer is None:
+        return None
+    from worker.job_spans import JobSpans
+
+    return JobSpans(
+        tracer,
+        queue=settings.queue,
+        worker_id=worker_id,
+        model=served_names(settings, facts.model_name)[0],
+        as_child=settings.trace_jobs == "child",
+        with_content=settings.trace_content,
     )
 
 
@@ -312,6 +359,10 @@ def _engine_config(settings: WorkerSettings, folder: Path) -> EngineConfig:
     )
 
 
-def _explain(error: Exception, code: int) -> int:
-    print(f"pagemill worker: {error}", file=sys.stderr)
+def _explain(error: Exception, code: int, *, as_json: bool) -> int:
+    """Say why the worker does not start, as a sentence unless JSON is asked for by name."""
+    if as_json:
+        log.critical("worker.not_started", why=str(error), code=code)
+    else:
+        print(f"pagemill worker: {error}", file=sys.stderr)
     return code

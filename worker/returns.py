@@ -31,6 +31,7 @@ class Returns:
         take: Takes a job out of this worker's hands; False where it is in them no more.
         on_settled: Called for each job that has been buried, or belongs to another.
         start: Runs a coroutine beside all else.
+        on_left: Called for each job that leaves without an end: how, and the kind of fault where there was one.
         rng: Draws the pauses.
     """
 
@@ -42,6 +43,7 @@ class Returns:
         take: Callable[[Held], bool],
         on_settled: Callable[[Held, Outcome], None],
         start: Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"],
+        on_left: Callable[[Held, str, str], None] = lambda *_: None,
         rng: random.Random | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -50,6 +52,7 @@ class Returns:
         self._take = take
         self._on_settled = on_settled
         self._start = start
+        self._on_left = on_left
         self._rng = rng or random.Random()
         self._clock = clock
 
@@ -87,15 +90,23 @@ class Returns:
 
     async def release(self, jobs: Iterable[Held], which: str) -> None:
         """Hand jobs back at once, at no cost to them."""
-        deliveries = [held.delivery for held in jobs]
+        released = list(jobs)
+        deliveries = [held.delivery for held in released]
         if not deliveries:
             return
         try:
             async with asyncio.timeout(FLUSH_S):
-                released = await keep_trying("jobs.release", lambda: self._consumer.release(deliveries))
-            log.info("drain.handed_back", which=which, jobs=len(deliveries), released=released)
+                num_released = await keep_trying("jobs.release", lambda: self._consumer.release(deliveries))
+            log.info("drain.handed_back", which=which, jobs=len(deliveries), released=num_released)
         except TimeoutError:
             log.error("drain.not_handed_back", which=which, jobs=len(deliveries), why="their leases will run out")
+        for held in released:
+            self._on_left(held, "released", "")
+
+    def suspect(self, jobs: Iterable[Held]) -> None:
+        """Leave jobs to the supervisor, of which one may have ended the engine."""
+        for held in jobs:
+            self._on_left(held, "suspected", "engine")
 
     async def settle(self) -> None:
         """Wait for those on their way: one that stays would wait for the end of its lease."""
@@ -104,9 +115,8 @@ class Returns:
 
     async def _retry(self, held: Held, fault: Fault, why: str, num_faults: int, pause_s: float) -> None:
         delivery = held.delivery
-        log.warning(
-            "job.put_off", job_id=delivery.job_id, fault=fault, times=num_faults, why=why, retry_s=round(pause_s, 2)
-        )
+        log.warning("job.put_off", **held.ids, fault=fault, times=num_faults, why=why, retry_s=round(pause_s, 2))
+        self._on_left(held, "put_off", fault)
         retry = partial(
             self._consumer.retry,
             delivery,

@@ -9,15 +9,17 @@ finished, handed back, or lost to another worker.
 import asyncio
 import contextlib
 import itertools
+import logging
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
 from pagemill.consumer import Consumer
 from pagemill.errors import QueueUnavailable, UnsafeServer
+from pagemill.logs import logs_prompts
 from pagemill.messages import Delivery, Outcome
 from pagemill.object_store import ObjectStore
 from pagemill.schema import Result
@@ -28,7 +30,7 @@ from worker.heap import give_back_forever
 from worker.heartbeat import Heartbeat
 from worker.intake import Intake
 from worker.isolation import Isolation
-from worker.jobs import Jobs
+from worker.jobs import Jobs, tell_end
 from worker.leases import Held, Leases
 from worker.metrics import WorkerMetrics
 from worker.puller import NOTHING, Ask, LookAhead, decide
@@ -41,6 +43,9 @@ from worker.sinks import Sink
 from worker.streams import TokenStreams
 from worker.sweeper import sweep_forever
 from worker.webhooks import Webhooks
+
+if TYPE_CHECKING:
+    from worker.job_spans import JobSpans
 
 log = structlog.get_logger(__name__)
 
@@ -109,13 +114,13 @@ class Service:
         tokenizer: Tokenizer,
         options: ServiceOptions,
         metrics: WorkerMetrics | None = None,
+        spans: "JobSpans | None" = None,
     ) -> None:
         self.num_done = 0
-        self._metrics = metrics or WorkerMetrics()
+        self._metrics, self._spans = metrics or WorkerMetrics(), spans
+        self._tells_ends = logs_prompts() or log.is_enabled_for(logging.DEBUG)
         self._consumer, self._store, self._webhooks, self._options = consumer, store, webhooks, options
-        self._tokenizer = tokenizer
-        self._heartbeat = heartbeat
-        self._engine = engine
+        self._tokenizer, self._heartbeat, self._engine = tokenizer, heartbeat, engine
         self._leases = Leases(consumer, self._engine, intake, lease_s=options.lease_s)
         self._sink = Sink(
             consumer, store, results, inline_bytes=options.inline_result_bytes, on_settled=self._on_settled
@@ -136,6 +141,7 @@ class Service:
             take=lambda held: self._jobs.take(held),
             on_settled=self._on_settled,
             start=self._start,
+            on_left=self._on_left,
         )
         self._jobs = Jobs(
             leases=self._leases,
@@ -148,6 +154,7 @@ class Service:
             on_change=self._on_change,
             put_off=self._returns.put_off,
             bury=self._returns.bury,
+            spans=spans,
         )
 
     @property
@@ -380,13 +387,21 @@ class Service:
     def _on_settled(self, held: Held, outcome: Outcome, result: Result | None = None) -> None:
         job_id = held.delivery.job_id
         self._metrics.settled(held.delivery, held.since, outcome, result)
+        if self._spans is not None:
+            self._spans.settled(held, outcome, result)
+        if self._tells_ends:
+            tell_end(held, outcome, result)
         if self._leases.get(job_id) is held:
             self._leases.drop(job_id)
         if outcome in ("done", "duplicate"):
             self.num_done += 1
         else:
-            log.warning("result.dropped", job_id=job_id, outcome=outcome)
+            log.warning("result.dropped", **held.ids, outcome=outcome)
         self._changed.set()
+
+    def _on_left(self, held: Held, how: str, fault: str) -> None:
+        if self._spans is not None:
+            self._spans.left(held, how, fault)
 
     def _start(self, coroutine: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         task = asyncio.create_task(coroutine)

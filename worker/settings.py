@@ -10,10 +10,10 @@ from pydantic_settings import CliSettingsSource, CliSuppress
 from pydantic_settings.exceptions import SettingsError as ParserError
 
 from pagemill.errors import SettingsError
-from pagemill.settings import ClientSettings, Settings
+from pagemill.settings import ClientSettings, LogSettings, Settings
 
 
-class MetricsSettings(Settings):
+class MetricsSettings(LogSettings):
     """
     Exports the metrics of one queue over HTTP, until SIGTERM.
 
@@ -187,11 +187,17 @@ class WorkerSettings(MetricsSettings, ClientSettings):
     )
     health_host: str = Field("127.0.0.1", description="Address of the health endpoint; 0.0.0.0 in a container.")
     vllm_metrics: bool = Field(False, description="Show the engine's metrics under vLLM's names too.")
-    log_format: Literal["auto", "text", "json"] = Field(
-        "auto", description="auto is text on a terminal and JSON lines elsewhere."
+
+    # traces
+    tracing: bool = Field(
+        False, description="Make a span of each job with OpenTelemetry, exported as the OTEL_* variables say."
     )
-    log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="The least urgent lines that are logged."
+    trace_jobs: Literal["link", "child"] = Field(
+        "link", description="A job's span is linked to its producer's, in a trace of its own, or is a child of it."
+    )
+    trace_content: bool = Field(False, description="Spans have the beginning of each prompt and answer.")
+    trace_rows: bool = Field(
+        False, description="For clients in the same file: the jobs of bulk runs and batch files have spans too."
     )
 
     @classmethod

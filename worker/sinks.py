@@ -216,7 +216,7 @@ class Sink:
             return self._results.make(delivery, metadata, ended.status, ended.output, ended.failure)
         except Exception as error:
             # a fault of ours, met on one job's data: that job pays, the others go on
-            log.exception("result.not_made", job_id=delivery.job_id)
+            log.exception("result.not_made", **ended.held.ids)
             message = f"the worker could not write the answer: {type(error).__name__}: {error}"
             return self._results.make(delivery, {}, "failed", failure=Failure(code="engine_error", message=message))
 

@@ -104,6 +104,7 @@ class StepLoop:
         """Pass on which requests turned out to be none after they were taken, as those with a wrong grammar do."""
         for name, error in rejected:
             self._meter.leave(name)
+            self._stopwatch.leave(name)
             self._turn.rejected.append((name, error))
 
     def abort(self, request_ids: Sequence[str], *, unstarted_only: bool) -> dict[str, RequestOutput]:
@@ -122,8 +123,8 @@ class StepLoop:
         return True
 
     def _metered(self, output: RequestOutput) -> RequestOutput:
-        self._stopwatch.leave(output.request_id)
-        return replace(output, gpu_ms=self._meter.leave(output.request_id))
+        times = self._stopwatch.leave(output.request_id)
+        return replace(output, gpu_ms=self._meter.leave(output.request_id), times=times)
 
     def _publish(self) -> None:
         before = self._capacity

@@ -66,5 +66,5 @@ class TokenStreams:
             await self._consumer.publish_many((held.delivery, deltas) for held, deltas in texts)
         except ServerFull:
             # its readers get the rest from the result, which a full server takes, and which must not wait for this
-            jobs = [held.delivery.job_id for held, _ in texts]
-            log.warning("tokens.skipped", jobs=jobs, why="the server is out of memory")
+            for held, _ in texts:
+                log.warning("tokens.skipped", **held.ids, why="the server is out of memory")

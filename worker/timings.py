@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from engine.request import PRIORITIES, Request
+from engine.request import PRIORITIES, Request, RequestTimes
 
 # upper limits in seconds; all above the last is counted too
 STEP_BOUNDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 30.0)
@@ -91,6 +91,8 @@ class Stopwatch:
         self._first_tokens = [_Tally(WAIT_BOUNDS) for _ in PRIORITIES]
         # when each request came, and its priority
         self._came: dict[str, tuple[float, int]] = {}
+        # of those that are to know: when they were first in a step, and when their first token came
+        self._timed: dict[str, list[float | None]] = {}
         self._snapshot = NO_TIMINGS
         self._taken_at = clock()
         self._changed = False
@@ -102,6 +104,8 @@ class Stopwatch:
     def enter(self, request: Request) -> None:
         """Note a request that the engine has taken."""
         self._came[request.request_id] = self._clock(), min(request.priority, PRIORITIES[-1])
+        if request.timed:
+            self._timed[request.request_id] = [None, None]
 
     def stepped(self, began: float, ended: float, started: Iterable[str], answered: Iterable[str]) -> None:
         """
@@ -116,10 +120,15 @@ class Stopwatch:
         self._steps.add(ended - began)
         self._add(self._queued, started, began)
         self._add(self._first_tokens, answered, ended)
+        if self._timed:
+            self._note(started, 0, began)
+            self._note(answered, 1, ended)
 
-    def leave(self, request_id: str) -> None:
-        """Note that a request is not in the engine any more."""
+    def leave(self, request_id: str) -> RequestTimes | None:
+        """Note that a request is not in the engine any more; its times, where it is to have them."""
         self._came.pop(request_id, None)
+        times = self._timed.pop(request_id, None) if self._timed else None
+        return None if times is None else RequestTimes(*times)
 
     def timings(self, *, fresh: bool) -> Timings:
         """
@@ -142,3 +151,8 @@ class Stopwatch:
         for name in names:
             if (came := self._came.get(name)) is not None:
                 tallies[came[1]].add(max(0.0, at - came[0]))
+
+    def _note(self, names: Iterable[str], place: int, at: float) -> None:
+        for name in names:
+            if (times := self._timed.get(name)) is not None:
+                times[place] = at

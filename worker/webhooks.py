@@ -95,10 +95,10 @@ class Webhooks:
         try:
             state = await self._consumer.settle_hook(batch.batch_id, delivery)
         except QueueUnavailable as error:
-            log.warning("webhook.not_settled", batch=batch.batch_id, error=str(error))
+            log.warning("webhook.not_settled", batch_id=batch.batch_id, error=str(error))
             return
         note = log.info if state in ("delivered", "") else log.warning
-        note("webhook.tried", batch=batch.batch_id, state=state, tries=batch.webhook_tries, why=delivery.why)
+        note("webhook.tried", batch_id=batch.batch_id, state=state, tries=batch.webhook_tries, why=delivery.why)
 
 
 def try_once(batch: BatchStatus, secret: bytes, *, allow_private: bool, **options: Any) -> HookDelivery:
@@ -117,7 +117,7 @@ def try_once(batch: BatchStatus, secret: bytes, *, allow_private: bool, **option
         return HookDelivery("failed", why=str(error))
     except Exception as error:
         # a fault of ours, met on one batch's data: the others are delivered
-        log.exception("webhook.not_sent", batch=batch.batch_id)
+        log.exception("webhook.not_sent", batch_id=batch.batch_id)
         return HookDelivery("again", backoff_ms(batch.webhook_tries), f"{type(error).__name__}: {error}")
     if 200 <= status < 300:
         return HookDelivery("delivered")

@@ -223,6 +223,12 @@ ROWS: Rows = (
                 ((rate("pagemill_store_bytes_total", "queue, direction"), "{{queue}} {{direction}}"),),
                 unit="Bps",
             ),
+            Panel(
+                "Spans",
+                "Traces. failed: no collector took them. dropped: they came faster than they could be sent.",
+                ((rate("pagemill_trace_spans_total", "queue, outcome"), "{{queue}} {{outcome}}"),),
+                unit="ops",
+            ),
         ),
     ),
 )

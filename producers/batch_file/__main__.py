@@ -10,7 +10,6 @@ start.
 """
 
 import argparse
-import logging
 import shutil
 import signal
 import sys
@@ -22,11 +21,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from rich.console import Console
-
 from pagemill.bulk_client import BulkClient
 from pagemill.errors import SettingsError
-from pagemill.settings import ClientSettings
+from pagemill.logs import bind, configure_logging
+from pagemill.settings import ClientSettings, LogSettings
+from pagemill.traces import exported
 from producers.batch_file.errors import BatchFileError
 from producers.batch_file.local import Summary, errors_beside, run_file, spool
 from producers.batch_file.plan import ROWS_PER_CHUNK, Order
@@ -37,7 +36,8 @@ from producers.bulk.errors import BulkError
 from producers.bulk.exit_codes import exit_code
 from producers.bulk.io_errors import SourceError
 from producers.openai_api.batch_lines import ENDPOINTS
-from producers.progress import Display, Meter, Moment, display_for, tell_of_no_worker
+from producers.programs import observed
+from producers.progress import Display, Meter, Moment, tell_of_no_worker
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -71,18 +71,22 @@ def _run(options: argparse.Namespace) -> int:
 
 def _work(options: argparse.Namespace, order: Order, output: str, errors: str) -> Summary:
     with ExitStack() as stack:
+        voice = stack.enter_context(observed("pagemill-batches"))
         client = stack.enter_context(
             BulkClient(options.redis_url, queue=options.queue, object_store=options.object_store)
         )
-        tell_of_no_worker(client)
-        display = stack.enter_context(display_for(Console(stderr=True)))
+        tell_of_no_worker(client, voice.warn)
+        display = stack.enter_context(voice.display())
         display.show(Moment(0, 0, "reading the input", unit="lines", kv_usage=None))
         return run_file(order, output, errors, client, started=_heed_signals, on_turn=_shower(display))
 
 
 def _serve(options: argparse.Namespace) -> int:
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    with BulkClient(options.redis_url, queue=options.queue, object_store=options.object_store) as client:
+    configure_logging(LogSettings.load(strict=False))
+    with (
+        exported(ClientSettings.load(strict=False).tracing, "pagemill-batches"),
+        BulkClient(options.redis_url, queue=options.queue, object_store=options.object_store) as client,
+    ):
         place = ClientSettings.load(strict=False, queue=options.queue, object_store=options.object_store)
         if place.object_store is None:
             raise SettingsError("batches are kept in an object store: set PAGEMILL_OBJECT_STORE or --object-store")
@@ -94,6 +98,7 @@ def _serve(options: argparse.Namespace) -> int:
             max_bytes=options.max_mb * 1024 * 1024,
             ttl_s=options.ttl_s,
         )
+        bind(queue=place.queue)
         server = BatchServer(folder_of(place.object_store, place.queue), client, capacity)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: server.stop())

@@ -7,10 +7,11 @@ from the gateway's event loop. As all that is known of a batch lies in the objec
 the queue says who works on it, there may be several such processes, and any of them may die.
 """
 
-import logging
 import threading
 import time
 from dataclasses import dataclass, field
+
+import structlog
 
 from pagemill.bulk_client import BulkClient
 from pagemill.errors import ObjectNotFound, PagemillError
@@ -22,7 +23,7 @@ from producers.batch_file.turn import Share, Turn
 from producers.bulk.errors import Interrupted, Occupied
 from producers.bulk.lease import LEASE_S, OutputLease
 
-log = logging.getLogger("pagemill.batches")
+log = structlog.get_logger(__name__)
 
 POLL_S = 1.0
 
@@ -142,7 +143,7 @@ class BatchServer:
                     self._sweep_at = time.monotonic() + SWEEP_S
                     self.sweep()
             except PagemillError as error:
-                log.warning("cannot look for batches: %s", error)
+                log.warning("batches.not_looked", error=str(error))
         self._wind_up()
 
     def sweep(self) -> None:
@@ -151,7 +152,7 @@ class BatchServer:
         if self._capacity.ttl_s is not None:
             num_batches = self._book.sweep(time.time() - self._capacity.ttl_s)
         if num_files or num_batches:
-            log.info("swept: files=%d batches=%d", num_files, num_batches)
+            log.info("batches.swept", files=num_files, batches=num_batches)
 
     def stop(self) -> None:
         """Let `run` end; for signal handlers."""
@@ -208,7 +209,7 @@ class BatchServer:
         except (Occupied, Interrupted):
             self._pauses.begin(key)
         except PagemillError as error:
-            log.warning("batch waits: id=%s error=%s", key[1], error)
+            log.warning("batch.waits", **_ids(key), error=str(error))
             self._pauses.begin(key)
         finally:
             with self._lock:
@@ -217,12 +218,12 @@ class BatchServer:
     def _run(self, key: Key, turn: Turn, lease: OutputLease) -> None:
         try:
             turn.run(lease)
-            log.info("batch ended: tenant=%s id=%s status=%s", *key, self._book.read(key).status)
+            log.info("batch.ended", **_ids(key), status=self._book.read(key).status)
         except PagemillError:
             raise
         except Exception:
             crashes = self._pauses.crashes[key] = self._pauses.crashes.get(key, 0) + 1
-            log.exception("batch crashed: id=%s times=%d", key[1], crashes)
+            log.exception("batch.crashed", **_ids(key), times=crashes)
             self._pauses.begin(key)
             if crashes >= MAX_CRASHES:
                 turn.fail(BatchFault(code="internal_error", message="the batch could not be run"))
@@ -235,3 +236,7 @@ class BatchServer:
                 slot.turn.stop()
         for slot in slots:
             slot.thread.join()
+
+
+def _ids(key: Key) -> dict[str, str]:
+    return {"tenant": key[0], "batch_id": key[1]}

@@ -172,6 +172,7 @@ class BatchFile:
             task,
             self.input.source().read,
             self._write,
+            name=plan.name,
             model=plan.model,
             limits=Limits(order.max_jobs, order.max_tokens),
             reopen=lambda: self._create(self._batch),

@@ -19,8 +19,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from rich.console import Console
-
 from pagemill.bulk_client import BulkClient
 from pagemill.errors import SettingsError
 from producers.bulk import status
@@ -36,7 +34,8 @@ from producers.bulk.report import Summary, lines, summarise
 from producers.bulk.spec import BulkSpec, assign, merge, read_file, read_section
 from producers.bulk.work import Counts
 from producers.extras import need
-from producers.progress import Display, Meter, Moment, display_for, tell_of_no_worker
+from producers.programs import observed
+from producers.progress import Display, Meter, Moment, tell_of_no_worker
 
 # flags that are fields of the spec by the same name, and what they say in the help
 _FIELDS = {
@@ -110,9 +109,10 @@ def _report(options: argparse.Namespace) -> int:
 def _work(options: argparse.Namespace, work: Callable[[BulkClient, Hooks], Summary]) -> int:
     """Do a job with a display, stopped in order by signals."""
     with ExitStack() as stack:
+        voice = stack.enter_context(observed("pagemill-bulk"))
         client = stack.enter_context(_client(options))
-        tell_of_no_worker(client)
-        display = stack.enter_context(display_for(Console(stderr=True)))
+        tell_of_no_worker(client, voice.warn)
+        display = stack.enter_context(voice.display())
         display.show(Moment(0, 0, "planning", unit="rows", kv_usage=None))
         summary = work(client, _hooks(display))
     return _tell(options, summary)

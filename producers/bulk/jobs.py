@@ -169,6 +169,7 @@ class BulkJob:
             task,
             self._read,
             self._write,
+            name=spec.name,
             model=spec.model,
             limits=Limits(spec.max_jobs, spec.max_tokens, deadline),
             reopen=lambda: self._create(self._batch),

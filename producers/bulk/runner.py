@@ -39,6 +39,7 @@ from pagemill.gathering import Gathered, Gathering
 from pagemill.messages import Accepted
 from pagemill.schema import Failure, Job, Result, ResultStatus
 from producers.bulk.rows import Document, RowFault
+from producers.bulk.run_record import RunRecord
 from producers.bulk.work import Counts, Kept, Limits, OpenChunk, Step, Task, Work
 
 C = TypeVar("C")
@@ -66,6 +67,7 @@ class Runner(Generic[C, R]):
     One run over some chunks.
 
     Args:
+        name: What the log and the traces call it.
         reopen: Creates the batch of the jobs anew, where the queue has lost it.
         end_late: Called once when the deadline has passed, or at `end_early`, to end what is in the queue.
         on_turn: Called with the counts after each look around; what it raises ends the run.
@@ -78,6 +80,7 @@ class Runner(Generic[C, R]):
         read: Callable[[C], Iterable[Document | RowFault | Kept[R]]],
         write: Callable[[C, list[R]], object],
         *,
+        name: str = "",
         model: str | None = None,
         limits: Limits | None = None,
         reopen: Callable[[], object] = lambda: None,
@@ -92,6 +95,7 @@ class Runner(Generic[C, R]):
 
         # all the mutable state there is
         self.counts = Counts()
+        self._record = RunRecord(client.tracer, name, self.counts)
         self._open: list[OpenChunk[C, R]] = []
         self._source: Iterator[tuple[OpenChunk[C, R], Document | RowFault | Kept[R]]] = iter(())
         self._pending: deque[Job] = deque()
@@ -103,7 +107,7 @@ class Runner(Generic[C, R]):
         self._slice = SLICE
         self._busy_until = 0.0
         self._sent_when_busy = 0
-        self._patience = _Patience(self._stopping)
+        self._patience = _Patience(self._stopping, self._record)
         # how what has not ended is to end
         self._over: tuple[ResultStatus, Failure | None] | None = None
         self._told_at: float | None = None
@@ -130,6 +134,11 @@ class Runner(Generic[C, R]):
                 was written stays, and running again goes on.
             BatchClosed: somebody has sealed or cancelled the batch.
         """
+        with self._record.run():
+            self._work_on(chunks)
+        return self.counts
+
+    def _work_on(self, chunks: Iterable[C]) -> None:
         gathering = self._client.gather(self._model)
         self._source = self._items(iter(chunks))
         with ThreadPoolExecutor(WRITERS, thread_name_prefix="write") as writers:
@@ -154,7 +163,6 @@ class Runner(Generic[C, R]):
                 self._report()
             self._settle_writes(wait(self._writes).done)
         self._report()
-        return self.counts
 
     # reading
 
@@ -168,7 +176,7 @@ class Runner(Generic[C, R]):
 
     def _rows_of(self, chunk: C) -> Iterator[Document | RowFault | Kept[R]]:
         """What `read` gives; where the store goes away in between, from there on when it is back."""
-        num_taken, patience = 0, _Patience(self._stopping)
+        num_taken, patience = 0, _Patience(self._stopping, self._record)
         while True:
             try:
                 for item in islice(iter(self._read(chunk)), num_taken, None):
@@ -372,7 +380,7 @@ class Runner(Generic[C, R]):
 
     def _write_down(self, opened: OpenChunk[C, R]) -> None:
         rows = [row for row in opened.rows if row is not None]
-        patience = _Patience(self._stopping)
+        patience = _Patience(self._stopping, self._record)
         while True:
             try:
                 self._write(opened.chunk, rows)
@@ -381,6 +389,7 @@ class Runner(Generic[C, R]):
                 patience.wait(error)
                 if self.stopped:
                     raise
+        self._record.chunk(opened.began_ns, time.time_ns(), len(rows), len(opened.job_ids))
         try:
             self._client.forget_many(opened.job_ids, self._model)
         except PagemillError:
@@ -396,8 +405,9 @@ class Runner(Generic[C, R]):
 class _Patience:
     """Waits for a server or a store that is away, for so long and no longer; a stop wakes it."""
 
-    def __init__(self, stopping: threading.Event) -> None:
+    def __init__(self, stopping: threading.Event, record: RunRecord) -> None:
         self._stopping = stopping
+        self._record = record
         self._since: float | None = None
 
     def renew(self) -> None:
@@ -412,6 +422,7 @@ class _Patience:
         self._since = self._since or now
         if now - self._since > AWAY_S:
             raise error
+        self._record.away(error)
         self._stopping.wait(random.uniform(0.5, 1.0) * min(5.0, 0.2 + now - self._since))
 
 

@@ -1,5 +1,6 @@
 """What a runner is given, and what it keeps of work that is under way."""
 
+import time
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
@@ -65,6 +66,7 @@ class OpenChunk(Generic[C, R]):
     num_missing: int = 0
     read_all: bool = False
     job_ids: list[str] = field(default_factory=list)
+    began_ns: int = field(default_factory=time.time_ns)
 
     @property
     def complete(self) -> bool:

@@ -7,19 +7,20 @@ Runs the gateway until SIGTERM, and makes API keys.
 
 import argparse
 import logging
+import os
+import socket
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 from pagemill.errors import PagemillError, SettingsError
-from pagemill.settings import ClientSettings
+from pagemill.settings import ClientSettings, LogSettings
+from pagemill.traces import exported
 from producers.extras import need
 from producers.gateway import api_keys
 from producers.gateway.settings import GatewaySettings
 
-log = logging.getLogger("pagemill.gateway")
-
-_MODULES = ("fastapi", "jinja2", "prometheus_client", "python_multipart", "uvicorn", "zstandard")
+_MODULES = ("fastapi", "jinja2", "prometheus_client", "python_multipart", "structlog", "uvicorn", "zstandard")
 _LIMITS = ("requests_per_minute", "tokens_per_minute", "tokens_per_day")
 
 
@@ -62,14 +63,17 @@ def serve(arguments: Sequence[str]) -> int:
     settings = GatewaySettings.load(**given)
     queue = ClientSettings.load(strict=False, **place)
     need("gateway", *_MODULES)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    # a quarter of a second of imports that `keys` and `--help` need not pay
+    # a quarter of a second of imports that `keys` and `--help` need not pay, and that may be missing
+    import structlog
     import uvicorn
 
-    from producers.gateway.app import create_app
+    from pagemill.logs import configure_logging
+    from producers.gateway.app import create_app, spans_of
 
+    configure_logging(LogSettings.load(strict=False), libraries=logging.INFO, queue=queue.queue)
+    app = create_app(settings, queue)
     config = uvicorn.Config(
-        create_app(settings, queue),
+        app,
         host=settings.host,
         port=settings.port,
         log_config=None,
@@ -79,14 +83,16 @@ def serve(arguments: Sequence[str]) -> int:
         timeout_graceful_shutdown=max(1, round(settings.grace_s)),
     )
     try:
-        socket = config.bind_socket()
+        listener = config.bind_socket()
     except SystemExit:
         # uvicorn has logged why, without the address
         why = f"cannot listen at {settings.host}:{settings.port}: choose another --host or --port"
         raise SettingsError(why) from None
-    host, port = socket.getsockname()[:2]
-    log.info("listening: url=http://%s:%d queue=%s", host, port, queue.queue)
-    uvicorn.Server(config).run(sockets=[socket])
+    host, port = listener.getsockname()[:2]
+    structlog.get_logger(__name__).info("gateway.listening", url=f"http://{host}:{port}")
+    name = f"{socket.gethostname()}-{os.getpid()}"
+    with exported(queue.tracing, "pagemill-gateway", instance=name, on_spans=lambda *told: spans_of(app, *told)):
+        uvicorn.Server(config).run(sockets=[listener])
     return 0
 
 

@@ -1,7 +1,6 @@
 """The application: routes, and every error in OpenAI's shape."""
 
 import ipaddress
-import logging
 import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,6 +15,7 @@ from starlette.middleware.cors import CORSMiddleware
 import pagemill
 from pagemill.errors import PagemillError, SettingsError
 from pagemill.settings import ClientSettings
+from pagemill.traces import SpanOutcome, tracer_for
 from producers.gateway import batches, files, generate, health, models, schemas
 from producers.gateway.api_keys import KeyRing
 from producers.gateway.callers import ClientGone
@@ -24,8 +24,6 @@ from producers.gateway.settings import GatewaySettings
 from producers.gateway.state import open_gateway
 from producers.gateway.status import routes
 from producers.openai_api.errors import ApiError, bad_request, of_pagemill
-
-log = logging.getLogger("pagemill.gateway")
 
 
 def create_app(settings: GatewaySettings, queue: ClientSettings | None = None) -> FastAPI:
@@ -54,6 +52,8 @@ def create_app(settings: GatewaySettings, queue: ClientSettings | None = None) -
         lifespan=lifespan,
         docs_url=None,
         redoc_url=None,
+        # its own spans and records have messages of errors, which quote what was wrong; Edge makes ours
+        telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
     )
     for room in (generate, models, files, batches, health):
         app.include_router(room.router)
@@ -66,8 +66,13 @@ def create_app(settings: GatewaySettings, queue: ClientSettings | None = None) -
             CORSMiddleware, allow_origins=settings.cors_origins, allow_methods=["*"], allow_headers=["*"]
         )
     # the last added is the outermost
-    app.add_middleware(Edge, metrics=lambda: app.state.gateway.metrics)
+    app.add_middleware(Edge, metrics=lambda: app.state.gateway.metrics, tracer=tracer_for(place.tracing))
     return app
+
+
+def spans_of(app: FastAPI, outcome: SpanOutcome, count: int) -> None:
+    """Count what became of spans; from any thread."""
+    app.state.gateway.metrics.spans.labels(outcome).inc(count)
 
 
 def _keys_for(settings: GatewaySettings) -> KeyRing | None:

@@ -6,15 +6,16 @@ would take the interpreter from the event loop, and so from all streams.
 """
 
 import asyncio
-import logging
 import os
 import sys
+
+import structlog
 
 from pagemill.settings import ClientSettings
 from producers.child import Child
 from producers.gateway.settings import GatewaySettings
 
-log = logging.getLogger("pagemill.gateway")
+log = structlog.get_logger(__name__)
 
 LOOK_S = 1.0
 
@@ -50,5 +51,5 @@ class BatchProcess:
             with Child(self._command, log=None, environ=self._environ) as child:
                 while (code := child.exit_code()) is None:
                     await asyncio.sleep(LOOK_S)
-            log.error("the process of the batches has ended and is started again: code=%d", code)
+            log.error("batches.process_ended", code=code, restart_s=PAUSE_S)
             await asyncio.sleep(PAUSE_S)

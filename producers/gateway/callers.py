@@ -1,7 +1,6 @@
 """Who calls, and what may be read of a request before anything is done for it."""
 
 import contextlib
-import logging
 from typing import Annotated
 
 from fastapi import Depends, Request, Security
@@ -12,8 +11,6 @@ from pagemill.errors import SettingsError
 from producers.gateway.api_keys import ANYBODY, ApiKey
 from producers.gateway.state import Gateway
 from producers.openai_api.errors import ApiError
-
-log = logging.getLogger("pagemill.gateway")
 
 _bearer = HTTPBearer(auto_error=False, description="An API key.")
 

@@ -5,39 +5,61 @@ A plain ASGI middleware: the framework's own wraps streams, which then know noth
 """
 
 import json
-import logging
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from structlog.contextvars import bound_contextvars
 
 from pagemill.ids import uuid7
 from producers.gateway.metrics import Metrics
 from producers.openai_api.errors import ApiError
 
-log = logging.getLogger("pagemill.gateway")
+if TYPE_CHECKING:
+    from pagemill.tracing import Tracer
+
+log = structlog.get_logger(__name__)
 
 UNEXPECTED = ApiError(500, "the gateway failed; its log says why, under the request's id", code="internal_error")
+
+
+# asked by machines, every few seconds
+PROBES = frozenset({"/healthz", "/readyz", "/metrics"})
 
 
 class Edge:
     """
     Args:
         metrics: Asked for each time, as it is made when the gateway starts.
+        tracer: Makes a span of each request; None where traces are off.
     """
 
-    def __init__(self, app: ASGIApp, metrics: Callable[[], Metrics]) -> None:
+    def __init__(self, app: ASGIApp, metrics: Callable[[], Metrics], tracer: "Tracer | None" = None) -> None:
         self._app = app
         self._metrics = metrics
+        self._tracer = tracer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
-            return
-        began = time.monotonic()
-        name = f"req-{uuid7()}"
-        scope.setdefault("state", {}).update(request_id=name, began=began)
+        elif self._tracer is None or scope["path"] in PROBES:
+            with bound_contextvars(request_id=_new_name(scope)):
+                await self._serve(scope, receive, send)
+        else:
+            await self._serve_traced(self._tracer, scope, receive, send)
+
+    async def _serve_traced(self, tracer: "Tracer", scope: Scope, receive: Receive, send: Send) -> None:
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        with tracer.serving(scope["method"], headers) as serving:
+            with bound_contextvars(request_id=_new_name(scope), trace_id=serving.trace_id):
+                status = await self._serve(scope, receive, send)
+            serving.served(_route(scope), status, scope["state"]["request_id"])
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> int:
+        """Serve a request; its status."""
+        name = scope["state"]["request_id"]
         status = 0
 
         async def note(message: Message) -> None:
@@ -50,20 +72,35 @@ class Edge:
         try:
             await self._app(scope, receive, note)
         except Exception:
-            log.exception("request failed: id=%s route=%s", name, _route(scope))
+            log.exception("request.crashed", route=_route(scope))
             if status == 0:
                 await _answer(UNEXPECTED, note)
         finally:
-            self._count(scope, status, time.monotonic() - began, name)
+            # 499: the client left before there was a status
+            status = status or 499
+            self._count(scope, status, time.monotonic() - scope["state"]["began"])
+        return status
 
-    def _count(self, scope: Scope, status: int, elapsed_s: float, name: str) -> None:
+    def _count(self, scope: Scope, status: int, elapsed_s: float) -> None:
         route = _route(scope)
         metrics = self._metrics()
-        # 499: the client left before there was a status
-        metrics.requests.labels(route, status or 499).inc()
+        metrics.requests.labels(route, status).inc()
         metrics.latency.labels(route).observe(elapsed_s)
         # never the query nor a header: a key may stand there
-        log.info("request: id=%s route=%s status=%d ms=%.1f", name, route, status or 499, elapsed_s * 1000)
+        fields = {"route": route, "status": status, "ms": round(elapsed_s * 1000, 1)}
+        if status >= 500:
+            # by another name: a flood of those that went well takes no line from these
+            log.warning("request.failed", **fields)
+        elif scope["path"] in PROBES:
+            log.debug("request.probe", **fields)
+        else:
+            log.info("request", **fields)
+
+
+def _new_name(scope: Scope) -> str:
+    name = f"req-{uuid7()}"
+    scope.setdefault("state", {}).update(request_id=name, began=time.monotonic())
+    return name
 
 
 def _route(scope: Scope) -> str:

@@ -1,9 +1,10 @@
 """One request's way through the queue: let in, submitted, followed, and settled, whatever becomes of it."""
 
 import asyncio
-import logging
 import time
 from collections.abc import AsyncIterator, Sequence
+
+import structlog
 
 from pagemill.errors import PagemillError
 from pagemill.messages import TERMINAL_STATES
@@ -14,7 +15,7 @@ from producers.gateway.state import Gateway
 from producers.openai_api.chunks import Chunks, error_event
 from producers.openai_api.errors import ApiError, of_pagemill
 
-log = logging.getLogger("pagemill.gateway")
+log = structlog.get_logger(__name__)
 
 # an error that comes within so long is an HTTP status; after that the response has begun
 PATIENCE_S = 10.0
@@ -154,7 +155,7 @@ class Generation:
         except ApiError as error:
             await queue.put(error)
         except Exception:
-            log.exception("a stream failed: job=%s", self._ids[place])
+            log.exception("stream.failed", job_id=self._ids[place])
             await queue.put(ApiError(500, "the gateway failed", code="internal_error"))
 
     @property
@@ -166,6 +167,7 @@ class Generation:
         outcomes = await asyncio.gather(*map(self._gateway.submitter.submit, self._jobs), return_exceptions=True)
         errors = [one for one in outcomes if isinstance(one, BaseException)]
         self._ids = [one.job_id for one in outcomes if not isinstance(one, BaseException)]
+        log.debug("request.submitted", jobs=self._ids)
         if errors:
             raise errors[0]
 
@@ -195,7 +197,7 @@ class Generation:
             if len(self._results) == len(self._ids):
                 await self._gateway.limiter.settle(ticket, prompt + answer)
         except PagemillError as error:
-            log.warning("a request was not settled: %s", error)
+            log.warning("request.not_settled", error=str(error))
 
     async def _await_the_rest(self) -> None:
         """Cancel the jobs that nobody waits for, and see what they took; those that go on are waited for as well."""
@@ -210,7 +212,7 @@ class Generation:
             if isinstance(outcome, Result):
                 self._results[place] = outcome
             else:
-                log.warning("a request was not settled: job=%s %s", self._ids[place], outcome)
+                log.warning("request.not_settled", job_id=self._ids[place], error=str(outcome))
 
     async def _is_ending(self, place: int) -> bool:
         """Cancel a job that may be; whether its result is worth waiting for."""
@@ -220,7 +222,7 @@ class Generation:
         try:
             return await gateway.client.cancel(self._ids[place]) in TERMINAL_STATES or not gateway.stopping
         except PagemillError as error:
-            log.warning("a job was not cancelled: job=%s %s", self._ids[place], error)
+            log.warning("job.not_cancelled", job_id=self._ids[place], error=str(error))
             return False
 
 

@@ -1,6 +1,10 @@
 """What the gateway counts, in a registry of its own; no label tells a tenant, a key or a request apart."""
 
+from typing import get_args
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
+
+from pagemill.traces import SpanOutcome
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
@@ -43,6 +47,14 @@ class Metrics:
         self.gone = Counter(
             "pagemill_gateway_client_gone", "Requests whose client left before the end.", registry=self.registry
         )
+        self.spans = Counter(
+            "pagemill_trace_spans",
+            "Spans that were exported, that no collector took (failed), and that found no room in the queue (dropped).",
+            ["outcome"],
+            registry=self.registry,
+        )
+        for outcome in get_args(SpanOutcome):
+            self.spans.labels(outcome)
 
     def page(self) -> bytes:
         """All of it, as Prometheus reads it."""

@@ -6,11 +6,11 @@ Completes tasks whose jobs have ended: a thread for each queue, beside the ingre
 Several may run side by side: each reply is one's, and another's where that one dies.
 """
 
-import logging
 import signal
 import sys
 import threading
 
+import structlog
 from celery import Celery
 from celery._state import _set_task_join_will_block
 from celery.exceptions import BackendError
@@ -21,12 +21,14 @@ from pagemill.client import Client
 from pagemill.connection import connect
 from pagemill.errors import PagemillError, QueueUnavailable, StoreAway
 from pagemill.keys import MODELS, QueueKeys
+from pagemill.logs import configure_logging
 from pagemill.replies import Replies, Reply, queues_with_models
-from producers.tasks.completion import Completion
+from pagemill.settings import LogSettings
+from producers.tasks.completion import Completion, ids_of
 from producers.tasks.config import make_app
 from producers.tasks.settings import CelerySettings, load_settings
 
-log = logging.getLogger("pagemill.completer")
+log = structlog.get_logger(__name__)
 
 # what passes by itself: the queue, the broker, the backend or the store is away
 AWAY = (QueueUnavailable, StoreAway, OperationalError, BackendError, RedisError, OSError)
@@ -85,12 +87,12 @@ class Completer(threading.Thread):
                 self._pause(error)
             except Exception as error:
                 # no try would end otherwise: what cannot be said as a failure either is let go
-                log.exception("completer.failed job=%s batch=%s", reply.job_id, reply.batch_id)
+                log.exception("completer.failed", **ids_of(reply))
                 given_up = fault is not None or not reply.job_id
                 fault = error
 
     def _pause(self, error: Exception) -> None:
-        log.warning("completer.away queue=%s error=%s", self._queue, error)
+        log.warning("completer.away", queue=self._queue, error=str(error))
         self._stopped.wait(PAUSE_S)
 
 
@@ -121,7 +123,7 @@ class Completers(threading.Thread):
                 try:
                     queues |= queues_with_models(redis)
                 except PagemillError as error:
-                    log.warning("completer.away error=%s", error)
+                    log.warning("completer.away", error=str(error))
                 for queue in sorted(queues):
                     if queue not in self._running or not self._running[queue].is_alive():
                         self._running[queue] = Completer(self._app, self._settings, queue, self._stopped)
@@ -133,9 +135,9 @@ class Completers(threading.Thread):
 
 def main() -> int:
     """Complete tasks until SIGTERM or SIGINT."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     try:
         settings = load_settings()
+        configure_logging(LogSettings.load(strict=False))
         stop = threading.Event()
         completers = Completers(settings, stop)
     except PagemillError as error:
@@ -144,7 +146,7 @@ def main() -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     completers.start()
-    log.info("completer.started queue=%s reply_to=%s", settings.queue, settings.celery_reply_to)
+    log.info("completer.started", queue=settings.queue, reply_to=settings.celery_reply_to)
     # with a time-out: a wait without one would not hear the signal on every system
     while not stop.wait(1.0):
         pass

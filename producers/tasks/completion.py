@@ -6,10 +6,10 @@ SUCCESS stays so, and a chord counts each of its parts once.
 """
 
 import json
-import logging
 import uuid
 from typing import Any, NamedTuple
 
+import structlog
 from celery import Celery, group, signature, states
 from celery.app.task import Context
 
@@ -21,7 +21,7 @@ from producers.tasks.failures import TaskFailure, failure, of_job
 from producers.tasks.ingress import answer, batch_fields
 from producers.tasks.request_context import unpack
 
-log = logging.getLogger("pagemill.completer")
+log = structlog.get_logger(__name__)
 
 # callbacks of batches have ids of their own, the same each time
 _NAMES = uuid.UUID("5a1dc6c6-1d2f-4a8e-9c2b-8f4f3c1a7b52")
@@ -61,7 +61,7 @@ class Completion:
             else:
                 request = unpack(reply.context)
         except (ValueError, KeyError, TypeError) as error:
-            log.error("completer.no_context job=%s batch=%s error=%s", reply.job_id, reply.batch_id, error)
+            log.error("completer.no_context", **ids_of(reply), error=type(error).__name__)
             return
         if reply.batch_id:
             self._call_back(sent, reply.batch_id)
@@ -107,11 +107,14 @@ class Completion:
                 # before the state, as Celery does it: a SUCCESS says that these were sent
                 self._go_on(request, ending.value)
             backend.mark_as_done(request.id, ending.value, request=request, store_result=stored)
-        log.info("completer.completed task=%s state=%s", request.id, ending.state)
+        log.info("completer.completed", task_id=request.id, state=ending.state)
 
     def _go_on(self, request: Context, value: Any) -> None:
         """Send the callbacks and the next step of the chain."""
-        options = {"parent_id": request.id, "root_id": request.root_id or request.id}
+        options: dict[str, Any] = {"parent_id": request.id, "root_id": request.root_id or request.id}
+        if request.headers:
+            # the trace that the task was of
+            options["headers"] = dict(request.headers)
         if self._app.conf.task_inherit_parent_priority:
             options["priority"] = request.delivery_info.get("priority")
         calls = [signature(one, app=self._app) for one in request.callbacks or ()]
@@ -136,7 +139,12 @@ class Completion:
         call = signature({"args": [], "kwargs": {}, "options": {}, **sent}, app=self._app)
         task_id = call.options.get("task_id") or str(uuid.uuid5(_NAMES, batch_id))
         call.apply_async((status,), task_id=task_id)
-        log.info("completer.called_back batch=%s task=%s", batch_id, task_id)
+        log.info("completer.called_back", batch_id=batch_id, task_id=task_id)
+
+
+def ids_of(reply: Reply) -> dict[str, str]:
+    """What a line about a reply says of it."""
+    return {"batch_id": reply.batch_id} if reply.batch_id else {"job_id": reply.job_id}
 
 
 def ending_of(result: Result) -> Ending:

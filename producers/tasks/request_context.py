@@ -23,8 +23,15 @@ def pack(request: Context) -> str:
     fields = {name: getattr(request, name, None) for name in _FIELDS}
     delivery = request.delivery_info or {}
     fields["delivery_info"] = {name: delivery[name] for name in _DELIVERY if delivery.get(name) is not None}
+    fields["headers"] = headers_of(request)
     # what is empty is left out, as one delivery has none where another has an empty list; a place of 0 stays
     return json.dumps({name: value for name, value in fields.items() if value or type(value) is int})
+
+
+def headers_of(request: Context) -> dict[str, str]:
+    """The trace that a task's message belongs to: W3C's headers, where its sender has set them."""
+    given = {**(getattr(request, "headers", None) or {}), **vars(request)}
+    return {name: given[name] for name in ("traceparent", "tracestate") if isinstance(given.get(name), str)}
 
 
 def unpack(text: str) -> Context:

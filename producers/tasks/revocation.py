@@ -5,12 +5,12 @@ A revoke is a broadcast that every live worker gets, whoever has the task. Celer
 has workers discard it where it comes; a task that has become a job comes no more, so the job is cancelled here.
 """
 
-import logging
 import queue
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import structlog
 from celery.worker import state as worker_state
 from celery.worker.control import Panel
 from kombu.utils.functional import maybe_list
@@ -19,7 +19,7 @@ from pagemill.client import Client
 from pagemill.errors import JobNotFound, PagemillError, QueueUnavailable
 from producers.tasks.ids import job_id_of
 
-log = logging.getLogger("pagemill.revocation")
+log = structlog.get_logger(__name__)
 
 PAUSE_S = 0.2
 
@@ -60,15 +60,15 @@ class Canceller(threading.Thread):
         is_active = self._is_active(task_id)
         try:
             state = self._client.cancel(job_id_of(task_id))
-            log.info("revocation.cancelled task=%s job_state=%s", task_id, state)
+            log.info("revocation.cancelled", task_id=task_id, job_id=job_id_of(task_id), job_state=state)
         except JobNotFound:
             if is_active:
                 self._again(task_id)
         except QueueUnavailable as error:
-            log.warning("revocation.away task=%s error=%s", task_id, error)
+            log.warning("revocation.away", task_id=task_id, error=str(error))
             self._again(task_id)
         except PagemillError as error:
-            log.error("revocation.failed task=%s error=%s", task_id, error)
+            log.error("revocation.failed", task_id=task_id, error=str(error))
 
     def _again(self, task_id: str) -> None:
         self._stopped.wait(PAUSE_S)

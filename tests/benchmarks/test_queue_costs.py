@@ -30,6 +30,19 @@ def test_the_workers_time_is_split_by_thread(url: str) -> None:
     assert {"parse", "intake", "engine", "pack", "unpack", "result", "json", "finish"} == line["pieces_us"].keys()
 
 
+def test_the_cost_of_traces_is_measured_beside_none(url: str) -> None:
+    """
+    Spans are made in one of three cases, and are sent.
+    """
+    args = queue.parse(["--jobs", "60", "--prompt-chars", "100", "--max-tokens", "8", "--repeat", "1"])
+
+    line = queue.with_traces(url, args)
+
+    assert {"off", "unrecorded", "on"} == line["cpu_us_per_job"].keys()
+    # of 60 jobs, and of 200 that warm the worker up
+    assert line["bytes_per_job"] > 1000
+
+
 def test_submits_are_compared_with_bare_appends(url: str) -> None:
     """
     Both rates are of the same number of jobs.

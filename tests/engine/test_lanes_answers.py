@@ -63,3 +63,5 @@ def test_who_gave_way_is_answered_as_if_undisturbed(
     assert_same_answers(alone, answers)
     kinds = {kind.value: count for kind, count in engine._scheduler.num_preemptions.items()}
     assert kinds[mode] >= 4
+    # each of them is known to the request that it befell
+    assert sum(kinds.values()) == sum(answer.num_preemptions for answer in answers.values())

@@ -65,7 +65,7 @@ def test_what_was_added_since_version_1_is_known() -> None:
     A field that is added to a job without a version of its own breaks here: old workers would refuse it.
     """
     grammars = {f"options.{name}" for name in GRAMMARS}
-    fields = {"batch", "reply_to", "reply_context"}
+    fields = {"batch", "reply_to", "reply_context", "traceparent", "tracestate"}
     assert dict.fromkeys(fields | grammars, 2) == JOB_FIELDS_SINCE
     assert fields == set(Job.model_fields) - FIELDS_OF_1["Job"]
     # json_schema was a name without use

@@ -195,7 +195,7 @@ def test_lines_are_few(capsys: pytest.CaptureFixture[str]) -> None:
     Off a terminal a line comes when the stage changes, every few seconds, and at the end.
     """
     now = [0.0]
-    display = Lines(Console(), clock=lambda: now[0])
+    display = Lines(lambda moment: Console().print(str(moment), soft_wrap=True), clock=lambda: now[0])
 
     for tick in range(41):
         now[0] = tick * 0.5

@@ -27,6 +27,7 @@ SECTIONS = {
     "worker": r"pagemill_worker_|process_",
     "engine": r"pagemill_engine_",
     "gpu": r"pagemill_gpu_",
+    "traces": r"pagemill_trace_",
     "servers": r"pagemill_(redis|store)_",
     "autoscale": r"pagemill_autoscale_",
     "vllm": r"vllm:",

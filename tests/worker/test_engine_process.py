@@ -15,6 +15,7 @@ from engine.config import EngineConfig
 from engine.errors import DeviceLost, StartupError
 from engine.request import FinishReason, Request
 from engine.sampling_params import SamplingParams
+from pagemill.settings import LogSettings
 from tests.support.services import CHECKOUT
 from worker.engine_build import EnginePlan, FakeConfig
 from worker.engine_port import EngineGone, Turn
@@ -63,7 +64,7 @@ def play(
     """Run a story beside an engine's process."""
 
     async def run() -> Recorder:
-        engine = await EngineProcess.launch(Assignment(plan, step_timeout_s, "json", "info"))
+        engine = await EngineProcess.launch(Assignment(plan, step_timeout_s, LogSettings(log_format="json"), {}))
         recorder = Recorder(engine)
         try:
             await story(recorder)

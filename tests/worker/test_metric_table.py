@@ -1,5 +1,6 @@
 """docs/metrics.md names what there is."""
 
+from pagemill.settings import LogSettings
 from tests.support.metric_table import PAGE, SECTIONS, rows, with_tables
 from worker.settings import MetricsSettings
 
@@ -34,4 +35,5 @@ def test_the_page_has_all_settings_of_metrics() -> None:
     """
     page = PAGE.read_text()
     for name in MetricsSettings.model_fields:
-        assert name.startswith("autoscale_") or name in ("redis_url", "queue") or f"`{name}`" in page, name
+        elsewhere = name.startswith("autoscale_") or name in ("redis_url", "queue", *LogSettings.model_fields)
+        assert elsewhere or f"`{name}`" in page, name

@@ -154,8 +154,9 @@ def test_a_worker_that_cannot_start_ends_its_supervisor(queue: str, tmp_path: Pa
             assert 1 == worker.wait()
         status = client.status(job_id)
 
-    *_, last = (tmp_path / "log").read_text().splitlines()
-    assert last.startswith("pagemill worker: the server's eviction policy is allkeys-lru")
+    last = worker.events()[-1]
+    assert ("worker.not_started", 1) == (last["event"], last["code"])
+    assert last["why"].startswith("the server's eviction policy is allkeys-lru")
     assert 1 == sum(event["event"] == "supervisor.started" for event in worker.events())
     assert ("queued", 0) == (status.state, status.attempt)
 

@@ -1,9 +1,11 @@
 """How long requests wait in an engine, for their first token, and how long its steps last."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from engine.request import Request
+from engine.request import Request, RequestTimes
 from engine.sampling_params import SamplingParams
 from tests.support.clock import Clock
 from worker.fake_engine import FakeEngine
@@ -70,6 +72,20 @@ def test_who_has_left_is_forgotten() -> None:
 
     assert 0 == len(stopwatch)
     assert 0 == sum(one.num_values for one in stopwatch.timings(fresh=True).queued)
+
+
+def test_a_request_that_asks_gets_its_times() -> None:
+    """
+    When it was first in a step, and when its first token came; others get none.
+    """
+    stopwatch = Stopwatch(Clock())
+    for name in ("asks", "asks too", "does not"):
+        stopwatch.enter(replace(request(name), timed=name != "does not"))
+    stopwatch.stepped(1.0, 2.0, started=["asks", "does not"], answered=[])
+    stopwatch.stepped(3.0, 4.0, started=[], answered=["asks", "does not"])
+
+    left = [stopwatch.leave(name) for name in ("asks", "asks too", "does not", "never came")]
+    assert [RequestTimes(1.0, 4.0), RequestTimes(), None, None] == left
 
 
 def test_counts_are_passed_on_now_and_then() -> None:

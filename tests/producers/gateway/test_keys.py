@@ -13,7 +13,9 @@ from typing import Any
 import httpx
 import openai
 import pytest
+import structlog
 from redis import Redis
+from structlog.contextvars import merge_contextvars
 
 from pagemill.async_client import AsyncClient
 from pagemill.errors import SettingsError
@@ -209,8 +211,26 @@ def later(path: Path) -> None:
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns + 1_000_000_000))
 
 
+@pytest.fixture
+def events() -> Iterator[list[str]]:
+    """All that the gateway logs meanwhile, with its tracebacks."""
+    seen: list[str] = []
+
+    def keep(_logger: Any, _method: str, fields: dict[str, Any]) -> dict[str, Any]:
+        seen.append(str(fields))
+        raise structlog.DropEvent
+
+    structlog.configure(processors=[merge_contextvars, structlog.processors.format_exc_info, keep])
+    yield seen
+    structlog.reset_defaults()
+
+
 def test_no_key_is_written_down(
-    guarded: RunningGateway, keys: dict[str, str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    guarded: RunningGateway,
+    keys: dict[str, str],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    events: list[str],
 ) -> None:
     """
     Neither a right nor a wrong one is in any log or response, also where the gateway fails.
@@ -227,8 +247,9 @@ def test_no_key_is_written_down(
     failed = call(guarded, keys["free"])
 
     assert (500, "internal_error") == (failed.status_code, failed.json()["error"]["code"])
-    written = "\n".join([*texts, failed.text, caplog.text, *(str(vars(record)) for record in caplog.records)])
-    assert "a fault of ours" in caplog.text
+    others = (str(vars(record)) for record in caplog.records)
+    written = "\n".join([*texts, failed.text, caplog.text, *events, *others])
+    assert "a fault of ours" in "\n".join(events)
     assert "a fault of ours" not in failed.text
     assert [] == [key for key in (*keys.values(), wrong) if key in written]
 
