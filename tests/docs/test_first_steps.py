@@ -12,7 +12,7 @@ import pytest
 from tests.support.pages import ROOT
 from tests.support.walkthrough import Walkthrough, matches, section
 
-PATHS = [(ROOT / "docs/README.md", "Five minutes"), (ROOT / "README.md", "Quick start")]
+PATHS = {"first page": (ROOT / "docs/README.md", "Five minutes"), "readme": (ROOT / "README.md", "Quick start")}
 
 
 def free_port() -> str:
@@ -56,7 +56,7 @@ def clone(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(("page", "heading"), PATHS, ids=lambda one: str(getattr(one, "parent", "")).rpartition("/")[2])
+@pytest.mark.parametrize(("page", "heading"), PATHS.values(), ids=PATHS)
 def test_the_commands_work_where_all_is_installed(page: Path, heading: str, installed: Path) -> None:
     """
     In the page's order, with a fake engine in the model's place: what it says is not compared, all else is.
@@ -81,7 +81,7 @@ def test_the_commands_work_where_all_is_installed(page: Path, heading: str, inst
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-@pytest.mark.parametrize(("page", "heading"), PATHS, ids=lambda one: str(getattr(one, "parent", "")).rpartition("/")[2])
+@pytest.mark.parametrize(("page", "heading"), PATHS.values(), ids=PATHS)
 def test_a_newcomer_comes_from_a_clone_to_answers(page: Path, heading: str, clone: Path) -> None:
     """
     Installed from nothing, the model fetched into an empty cache, and its answers are those of the page.
