@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.pages import ROOT
-from tests.support.walkthrough import Walkthrough, matches, section
+from tests.support.pages import ROOT, below
+from tests.support.walkthrough import Walkthrough, matches
 
 PATHS = {"first page": (ROOT / "docs/README.md", "Five minutes"), "readme": (ROOT / "README.md", "Quick start")}
 
@@ -76,7 +76,7 @@ def test_the_commands_work_where_all_is_installed(page: Path, heading: str, inst
         answers=False,
     )
 
-    walk.follow(section(page, heading))
+    walk.follow(below(page, heading))
 
 
 @pytest.mark.slow
@@ -94,7 +94,7 @@ def test_a_newcomer_comes_from_a_clone_to_answers(page: Path, heading: str, clon
     environ = environment(port, PATH=f"{python}:{os.environ['PATH']}", PAGEMILL_CACHE=str(clone / "cache"))
     walk = Walkthrough(clone, environ, ports={"6379": port}, installs=True, answers=True)
 
-    walk.follow(section(page, heading))
+    walk.follow(below(page, heading))
 
     assert walk.compared > 0
     shutil.rmtree(clone / ".venv")

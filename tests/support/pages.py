@@ -1,5 +1,6 @@
 """The pages of the documentation, taken apart: headings, links, and the blocks of code in them."""
 
+import math
 import re
 import shlex
 from collections.abc import Iterator
@@ -68,6 +69,17 @@ def blocks(page: Path) -> tuple[Block, ...]:
         line = text.count("\n", 0, match.start()) + 1
         found.append(Block(page, line, match["language"], code, remark.group(1) if remark else ""))
     return tuple(found)
+
+
+def below(page: Path, heading: str) -> list[Block]:
+    """The blocks below a heading, up to the next one of its level or a higher one."""
+    bare = prose(page)
+    found = re.search(rf"^(#+) {re.escape(heading)}$", bare, re.MULTILINE)
+    assert found is not None, f"{page} has no heading {heading!r}"
+    after = re.compile(rf"^#{{1,{len(found[1])}}} ", re.MULTILINE).search(bare, found.end())
+    first = bare.count("\n", 0, found.end()) + 1
+    last = bare.count("\n", 0, after.start()) + 1 if after else math.inf
+    return [block for block in blocks(page) if first < block.line < last]
 
 
 def all_blocks(*languages: str) -> list[Block]:

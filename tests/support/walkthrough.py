@@ -25,7 +25,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Self
 
-from tests.support.pages import Block, blocks, text_of
+from tests.support.pages import Block
 from tests.support.servers import wait_for
 
 _MARK = "-- the block has ended --"
@@ -205,21 +205,4 @@ def matches(expected: str, said: str) -> bool:
     lines = [re.sub(r" +", " ", line.strip()) for line in said.strip().splitlines()]
     return len(wanted) == len(lines) and all(
         re.fullmatch(re.escape(one).replace(r"\.\.\.", ".*"), line) for one, line in zip(wanted, lines, strict=True)
-    )
-
-
-def section(page: Path, heading: str) -> list[Block]:
-    """The blocks below a heading, up to the next one of its level or a higher one."""
-    found = re.search(rf"^(#+) {re.escape(heading)}$", text_of(page), re.MULTILINE)
-    assert found is not None, f"{page} has no heading {heading!r}"
-    first = text_of(page).count("\n", 0, found.end()) + 1
-    after = re.compile(rf"^#{{1,{len(found[1])}}} ", re.MULTILINE).search(_without_blocks(page), found.end())
-    last = text_of(page).count("\n", 0, after.start()) + 1 if after else len(text_of(page))
-    return [block for block in blocks(page) if first < block.line < last]
-
-
-def _without_blocks(page: Path) -> str:
-    """The page, as long as it is, with nothing in its blocks: a comment of a shell is no heading."""
-    return re.sub(
-        r"^```.*?^```$", lambda match: re.sub(r"[^\n]", " ", match[0]), text_of(page), flags=re.MULTILINE | re.DOTALL
     )
