@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +15,7 @@ from pagemill import keys
 from pagemill.client import Client
 from pagemill.schema import Failure, FailureCode, Result, Usage
 from pagemill.versions import CODES_SINCE, JOB_FIELDS_SINCE, SCHEMA_VERSION
+from tests.support import server_box
 from tests.support.pages import below
 from tests.support.servers import oldest_redis
 from tests.support.wire_fields import MODELS, fields
@@ -23,6 +23,7 @@ from tests.support.wire_fields import MODELS, fields
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "wire.md"
 
 # the oldest server's package has a redis-cli
+NODE = server_box.find("node")
 PATH = f"{oldest_redis().parent}:{os.environ['PATH']}"
 
 
@@ -70,12 +71,12 @@ def test_a_socket_is_enough(served_url: str) -> None:
     assert ("done", 60) == (result.status, result.usage.completion_tokens)
 
 
-@pytest.mark.skipif(shutil.which("node") is None, reason="there is no node")
+@pytest.mark.skipif(NODE is None, reason="there is no Node: `python -m tests.support.server_box` fetches it")
 def test_node_is_a_producer(served_url: str) -> None:
     """
     A program of another language, without a library, waits on the job's channel.
     """
-    result = run_program("node", "-e", example("js"), url=served_url)
+    result = run_program(str(NODE), "-e", example("js"), url=served_url)
 
     assert ("done", True) == (result.status, result.job_id.startswith("node-"))
 

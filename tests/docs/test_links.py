@@ -95,7 +95,7 @@ def test_a_picture_can_be_read_in_light_and_dark(picture: Path) -> None:
     style = root.findtext(f"{space}style") or ""
 
     assert f"{space}svg" == root.tag
-    assert {"viewBox", "role"} <= root.keys()
+    assert {"viewBox", "role"} <= set(root.keys())
     assert root.findtext(f"{space}title")
     assert root.findtext(f"{space}desc")
     assert "prefers-color-scheme: dark" in style

