@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -10,15 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.pages import ROOT, below
+from tests.support.programs import NEWCOMERS
 from tests.support.walkthrough import Walkthrough, matches
 
-PATHS = {"first page": (ROOT / "docs/README.md", "Five minutes"), "readme": (ROOT / "README.md", "Quick start")}
-
-
-def free_port() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
 
 
 def environment(port: str, **more: str) -> dict[str, str]:
@@ -56,12 +49,12 @@ def clone(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(("page", "heading"), PATHS.values(), ids=PATHS)
-def test_the_commands_work_where_all_is_installed(page: Path, heading: str, installed: Path) -> None:
+@pytest.mark.parametrize(("page", "heading"), NEWCOMERS.values(), ids=NEWCOMERS)
+def test_the_commands_work_where_all_is_installed(page: Path, heading: str, free_ports: tuple[str, str], installed: Path) -> None:
     """
     In the page's order, with a fake engine in the model's place: what it says is not compared, all else is.
     """
-    port = free_port()
+    port = free_ports[0]
     walk = Walkthrough(
         installed,
         environment(
@@ -81,12 +74,12 @@ def test_the_commands_work_where_all_is_installed(page: Path, heading: str, inst
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-@pytest.mark.parametrize(("page", "heading"), PATHS.values(), ids=PATHS)
-def test_a_newcomer_comes_from_a_clone_to_answers(page: Path, heading: str, clone: Path) -> None:
+@pytest.mark.parametrize(("page", "heading"), NEWCOMERS.values(), ids=NEWCOMERS)
+def test_a_newcomer_comes_from_a_clone_to_answers(page: Path, heading: str, free_ports: tuple[str, str], clone: Path) -> None:
     """
     Installed from nothing, the model fetched into an empty cache, and its answers are those of the page.
     """
-    port = free_port()
+    port = free_ports[0]
     # the interpreter that runs the tests is new enough, python3 may not be
     python = clone / "newcomers-bin"
     python.mkdir()

@@ -7,7 +7,7 @@ What a test has to know stands in an HTML comment before a block, which readers 
     terminal, ready at: PATTERN   in a terminal of its own, until Ctrl-C; ready when its output has the pattern
     file: NAME                    saved under that name
     an answer of the model        an output that is compared where the real model answers
-    not here                      for the reader alone
+    not run: REASON               for the reader alone
 """
 
 import fcntl
@@ -182,7 +182,7 @@ class Walkthrough:
         for text, here in self._ports.items():
             code = code.replace(text, here)
         kind, _, detail = step.remark.partition(": ")
-        if step.remark == "not here" or (step.remark == "installs" and not self._installs):
+        if kind == "not run" or (step.remark == "installs" and not self._installs):
             return
         if step.language == "text":
             if kind != "an answer of the model" or self._answers:
@@ -194,6 +194,8 @@ class Walkthrough:
             (self._folder / detail).write_text(code)
         elif kind == "terminal, ready at":
             stack.enter_context(Terminal(code, detail, self._folder, self._environ))
+        elif step.language == "python":
+            self._said = shell.run(f"python - <<'THE-END-OF-IT'\n{code}THE-END-OF-IT", timeout_s=100)
         else:
             assert step.language == "sh", f"{step}: a test cannot do this; say how in a comment before it"
             self._said = shell.run(code, timeout_s=800 if step.remark == "installs" else 100)
