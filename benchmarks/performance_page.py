@@ -247,7 +247,12 @@ def _bulk_run() -> list[str]:
     return _table(
         ("rows", "documents/s", "runner's peak of memory", "server's peak of memory"),
         (
-            (f"{one['rows']:,}", f"{one['documents_s']:,}", f"{one['peak_mib']:.0f} MiB", f"{one['server_peak_mib']:.0f} MiB")
+            (
+                f"{one['rows']:,}",
+                f"{one['documents_s']:,}",
+                f"{one['peak_mib']:.0f} MiB",
+                f"{one['server_peak_mib']:.0f} MiB",
+            )
             for one in lines("bulk")
             if "bulk_run" in one
         ),

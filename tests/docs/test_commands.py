@@ -170,10 +170,17 @@ def test_a_wrong_command_line_is_found() -> None:
     """
     A command, a flag or a verb that is not there; also of a program that another performs.
     """
-    wrong = ["sumbit x", "submit x --wiat", "bulk runn", "bulk run --inputt x", "batch run a -o b --eror", "--qeue a status"]
+    wrong = [
+        "sumbit x",
+        "submit x --wiat",
+        "bulk runn",
+        "bulk run --inputt x",
+        "batch run a -o b --eror",
+        "--qeue a status",
+    ]
 
     assert [True] * len(wrong) == [fault_of(line.split()) is not None for line in wrong]
-    assert None is fault_of("--queue a submit x --wait -o min_p=0.1".split())
+    assert None is fault_of(["--queue", "a", "submit", "x", "--wait", "-o", "min_p=0.1"])
 
 
 @pytest.mark.slow

@@ -13,7 +13,6 @@ from tests.support.programs import NEWCOMERS
 from tests.support.walkthrough import Walkthrough, matches
 
 
-
 def environment(port: str, **more: str) -> dict[str, str]:
     """A newcomer's: no setting but the server's address, as the usual port may be somebody's."""
     kept = {
@@ -50,7 +49,9 @@ def clone(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(("page", "heading"), NEWCOMERS.values(), ids=NEWCOMERS)
-def test_the_commands_work_where_all_is_installed(page: Path, heading: str, free_ports: tuple[str, str], installed: Path) -> None:
+def test_the_commands_work_where_all_is_installed(
+    page: Path, heading: str, free_ports: tuple[str, str], installed: Path
+) -> None:
     """
     In the page's order, with a fake engine in the model's place: what it says is not compared, all else is.
     """
@@ -75,7 +76,9 @@ def test_the_commands_work_where_all_is_installed(page: Path, heading: str, free
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize(("page", "heading"), NEWCOMERS.values(), ids=NEWCOMERS)
-def test_a_newcomer_comes_from_a_clone_to_answers(page: Path, heading: str, free_ports: tuple[str, str], clone: Path) -> None:
+def test_a_newcomer_comes_from_a_clone_to_answers(
+    page: Path, heading: str, free_ports: tuple[str, str], clone: Path
+) -> None:
     """
     Installed from nothing, the model fetched into an empty cache, and its answers are those of the page.
     """

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from pagemill.client import Client
 from producers.child import Child
 from producers.local_redis import local_redis
 from tests.support.celery_box import CeleryBox, up
@@ -17,6 +18,7 @@ from tests.support.gateways import running_gateway
 from tests.support.models import real_model
 from tests.support.pages import ROOT, Block, all_blocks, below, blocks
 from tests.support.programs import DOCS, PLAIN, WALKS, plain_blocks, run_python
+from tests.support.servers import wait_for
 from tests.support.services import worker_process
 from tests.support.walkthrough import Walkthrough
 
@@ -112,14 +114,22 @@ def request(number: int) -> str:
     return json.dumps({"custom_id": str(number), "method": "POST", "url": "/v1/chat/completions", "body": body})
 
 
-def test_a_batch_file_runs_as_migration_says(served_url: str, tmp_path: Path) -> None:
+@pytest.fixture
+def ready_url(served_url: str) -> str:
+    """The server, once its worker serves."""
+    with Client(served_url) as client:
+        wait_for(lambda: bool(client.workers()), 30)
+    return served_url
+
+
+def test_a_batch_file_runs_as_migration_says(ready_url: str, tmp_path: Path) -> None:
     """
     vLLM's file of requests comes back as a file of responses, in its order.
     """
     (tmp_path / "input.jsonl").write_text("".join(f"{request(number)}\n" for number in range(5)))
     [block] = marked("a batch file")
 
-    shell(block.code, tmp_path, served_url)
+    shell(block.code, tmp_path, ready_url)
 
     lines = [json.loads(line) for line in (tmp_path / "output.jsonl").read_text().splitlines()]
     assert [(str(number), 200) for number in range(5)] == [
@@ -156,7 +166,10 @@ def test_celerys_programs_run(tmp_path: Path) -> None:
     """
     Those of celery.md and migration.md, with an ingress and without a service of the reader's.
     """
-    with local_redis() as url, Child([sys.executable, "-m", "worker", "--redis-url", url, "--engine", "fake"], log=None):
+    with (
+        local_redis() as url,
+        Child([sys.executable, "-m", "worker", "--redis-url", url, "--engine", "fake"], log=None),
+    ):
         place = url.removesuffix("/0")
         box = CeleryBox(tmp_path, url, "default", f"{place}/1", f"{place}/2")
         prelude = """

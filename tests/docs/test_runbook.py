@@ -103,7 +103,9 @@ def test_each_message_has_an_entry() -> None:
     missing = [
         f"{one.where} {one.error}: {one.message}"
         for one in found
-        if not any(is_told(one.message, text) for name in kin.get(one.error, [one.error]) for text in shown.get(name, []))
+        if not any(
+            is_told(one.message, text) for name in kin.get(one.error, [one.error]) for text in shown.get(name, [])
+        )
     ]
 
     assert len(found) > 100

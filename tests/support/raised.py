@@ -30,7 +30,9 @@ def raised(folders: Iterable[str], errors: Iterable[str]) -> Iterator[Raised]:
         place = ROOT / folder
         for path in [place] if place.is_file() else sorted(place.rglob("*.py")):
             tree = ast.parse(path.read_text(encoding="utf-8"))
-            for function in [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]:
+            for function in [
+                node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            ]:
                 for call in [node for node in ast.walk(function) if isinstance(node, ast.Call)]:
                     name = getattr(call.func, "id", None)
                     if name in wanted and call.args:
