@@ -9,6 +9,7 @@ import argparse
 import logging
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from pagemill.errors import PagemillError, SettingsError
@@ -85,7 +86,9 @@ def serve(arguments: Sequence[str]) -> int:
         raise SettingsError(why) from None
     host, port = socket.getsockname()[:2]
     log.info("listening: url=http://%s:%d queue=%s", host, port, queue.queue)
-    uvicorn.Server(config).run(sockets=[socket])
+    # uvicorn ends in order and then raises Ctrl-C anew
+    with suppress(KeyboardInterrupt):
+        uvicorn.Server(config).run(sockets=[socket])
     return 0
 
 

@@ -22,7 +22,11 @@ PLAIN = (ROOT / "README.md", DOCS / "client.md", DOCS / "webhooks.md", DOCS / "m
 # blocks that want more, by their remarks, and commands of migration.md
 WANTS = ("with celery", "with grammars", "with a store", "a batch file", "a bulk job")
 # whose tests are their own
-ELSEWHERE = (DOCS / "wire.md",)
+ELSEWHERE = tuple(
+    DOCS / name for name in ("kubernetes.md", "observability.md", "settings.md", "stack.md", "status.md", "wire.md")
+)
+# programs that no test of pages can start
+OUTSIDE = ("docker ", "kubectl ", "helm ")
 
 # gives each block what the reader has by then; a block may await
 _RUN = """
@@ -47,7 +51,7 @@ def walked() -> set[Block]:
 
 
 def is_run(block: Block) -> bool:
-    if block.page in ELSEWHERE or block.remark in WANTS:
+    if block.page in ELSEWHERE or block.remark in WANTS or block.code.startswith(OUTSIDE):
         return True
     if block.remark.startswith("not run"):
         return False

@@ -4,7 +4,8 @@ Does what a page tells its reader to do: one shell, terminals beside it, and out
 What a test has to know stands in an HTML comment before a block, which readers do not see:
 
     installs                      run where everything is installed anew
-    terminal, ready at: PATTERN   in a terminal of its own, until Ctrl-C; ready when its output has the pattern
+    terminal, ready at: PATTERN   in a terminal of its own, until Ctrl-C; ready when its output has the pattern,
+                                  or where that is `port NUMBER`, when something listens there
     file: NAME                    saved under that name
     an answer of the model        an output that is compared where the real model answers
     not run: REASON               for the reader alone
@@ -16,6 +17,7 @@ import pty
 import re
 import select
 import signal
+import socket
 import subprocess
 import termios
 import threading
@@ -119,9 +121,14 @@ class Terminal:
 
     def __exit__(self, kind: object, *_: object) -> None:
         assert self._leave(b"\x03"), f"Ctrl-C did not end `{self._code}`: {self.output}"
+        assert "Traceback" not in self.output, self.output
 
     def _is_ready(self) -> bool:
         assert self._process.poll() is None, self.output
+        kind, _, port = self._ready.partition("port ")
+        if port and not kind:
+            with socket.socket() as probe:
+                return probe.connect_ex(("127.0.0.1", int(port))) == 0
         return re.search(self._ready, self.output) is not None
 
     def _leave(self, key: bytes) -> bool:
@@ -177,10 +184,13 @@ class Walkthrough:
             for step in steps:
                 self._do(step, shell, stack)
 
+    def _here(self, text: str) -> str:
+        for theirs, ours in self._ports.items():
+            text = text.replace(theirs, ours)
+        return text
+
     def _do(self, step: Block, shell: Shell, stack: ExitStack) -> None:
-        code = step.code
-        for text, here in self._ports.items():
-            code = code.replace(text, here)
+        code = self._here(step.code)
         kind, _, detail = step.remark.partition(": ")
         if kind == "not run" or (step.remark == "installs" and not self._installs):
             return
@@ -193,7 +203,7 @@ class Walkthrough:
         elif kind == "file":
             (self._folder / detail).write_text(code)
         elif kind == "terminal, ready at":
-            stack.enter_context(Terminal(code, detail, self._folder, self._environ))
+            stack.enter_context(Terminal(code, self._here(detail), self._folder, self._environ))
         elif step.language == "python":
             self._said = shell.run(f"python - <<'THE-END-OF-IT'\n{code}THE-END-OF-IT", timeout_s=100)
         else:
