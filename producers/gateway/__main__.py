@@ -11,6 +11,7 @@ import os
 import socket
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from pagemill.errors import PagemillError, SettingsError
@@ -91,7 +92,11 @@ def serve(arguments: Sequence[str]) -> int:
     host, port = listener.getsockname()[:2]
     structlog.get_logger(__name__).info("gateway.listening", url=f"http://{host}:{port}")
     name = f"{socket.gethostname()}-{os.getpid()}"
-    with exported(queue.tracing, "pagemill-gateway", instance=name, on_spans=lambda *told: spans_of(app, *told)):
+    # uvicorn ends in order and then raises Ctrl-C anew
+    with (
+        suppress(KeyboardInterrupt),
+        exported(queue.tracing, "pagemill-gateway", instance=name, on_spans=lambda *told: spans_of(app, *told)),
+    ):
         uvicorn.Server(config).run(sockets=[listener])
     return 0
 

