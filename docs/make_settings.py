@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from pagemill.settings import PREFIX, ClientSettings
+from pagemill.settings import PREFIX, ClientSettings, LogSettings
 from producers.batch_file.__main__ import command_line as batch_line
 from producers.bulk.__main__ import command_line as bulk_line
 from producers.bulk.spec import BulkSpec, MapReduce
@@ -57,6 +57,13 @@ CLIENT = """\
 
 Clients, `pagemill submit` and its like, workers, gateways, bulk jobs and the tasks for Celery. Flags stand before a
 client's command, as in `pagemill --queue nightly status`.
+"""
+
+LOGS = """\
+## Logs
+
+Of all programs that run for long, and of bulk jobs and batch files; flags of workers and the exporter alone.
+[observability.md](observability.md) shows the lines.
 """
 
 METRICS = """\
@@ -103,14 +110,16 @@ WORKER_PARTS = {
 
 def page() -> str:
     """The whole text."""
-    client, metrics = set(ClientSettings.model_fields), set(MetricsSettings.model_fields)
+    client, metrics, logs = (set(model.model_fields) for model in (ClientSettings, MetricsSettings, LogSettings))
     own = [name for name in WorkerSettings.model_fields if name not in client | metrics]
     parts = [
         HEAD,
         CLIENT,
         _settings_table(ClientSettings, client, flags={"redis_url", "queue", "object_store"}),
+        LOGS,
+        _settings_table(LogSettings, logs),
         METRICS,
-        _settings_table(MetricsSettings, metrics - client),
+        _settings_table(MetricsSettings, metrics - client - logs),
         WORKER,
         *_worker_tables([name for name in own if not _is_internal(name)]),
         GATEWAY,

@@ -115,9 +115,7 @@ class ClientSettings(Settings):
     tracing: bool = Field(
         False, description="Make spans with OpenTelemetry, and have jobs carry their trace; see observability.md."
     )
-    trace_rows: bool = Field(
-        False, description="Also the jobs of bulk runs and batch files have spans in the worker."
-    )
+    trace_rows: bool = Field(False, description="Also the jobs of bulk runs and batch files have spans in the worker.")
 
 
 def config_file(environment: Mapping[str, str]) -> Path | None:

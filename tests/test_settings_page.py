@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel
 
 from docs.make_settings import PAGE
-from pagemill.settings import ClientSettings
+from pagemill.settings import ClientSettings, LogSettings
 from producers.bulk.spec import BulkSpec, MapReduce
 from producers.gateway.__main__ import main as gateway
 from producers.gateway.settings import GatewaySettings
@@ -70,7 +70,7 @@ def test_all_models_of_settings_are_in_it() -> None:
     ]
     found = {name for one in text for name in re.findall(r"^class (\w+)\([^)]*Settings[^)]*\)", one, re.MULTILINE)}
 
-    known = {model.__name__ for model in (*MODELS, ClientSettings, MetricsSettings)}
+    known = {model.__name__ for model in (*MODELS, ClientSettings, LogSettings, MetricsSettings)}
     # errors, and the base of all
     assert {"Settings", "SettingsError"} >= found - known
 

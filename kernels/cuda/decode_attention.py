@@ -213,18 +213,8 @@ def _decode_kernel(
 
     heads, offsets = _streams(first_head, TILE, HEADS, SLICES)
     dims = tl.arange(0, BLOCK_D)
-    rows = tl.arange(0, BLOCK_M)
-    q = tl.load(
-        query
-        + seq.to(tl.int64) * query_seq_stride
-        + tl.expand_dims(heads * GROUP_SIZE + rows, -1) * query_head_stride
-        + dims,
-        mask=(rows < GROUP_SIZE)[:, None] & (dims < HEAD_DIM)[None, :],
-        other=0.0,
-    )
-    if q.dtype != DOT_DTYPE:
-        q = tl.minimum(tl.maximum(q.to(tl.float32), -LARGEST_HALF), LARGEST_HALF)
-    q = q.to(DOT_DTYPE)
+    asked = query + seq.to(tl.int64) * query_seq_stride
+    q = _queries(asked, heads, query_head_stride, GROUP_SIZE, HEAD_DIM, BLOCK_M, BLOCK_D, DOT_DTYPE)
 
     highest = tl.full(q.shape[:-1], LOWEST, tl.float32)
     total = tl.zeros(q.shape[:-1], tl.float32)
@@ -313,6 +303,25 @@ def _streams(first_head, TILE: tl.constexpr, HEADS: tl.constexpr, SLICES: tl.con
         heads = (first_head + streams % HEADS)[:, None]
         offsets = (streams // HEADS * TILE)[:, None] + tl.arange(0, TILE)[None, :]
     return heads, offsets
+
+
+@triton.jit
+def _queries(
+    query, heads, head_stride,
+    GROUP_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
+    DOT_DTYPE: tl.constexpr,
+):  # fmt: skip
+    """A sequence's queries of each stream's KV head, in the dtype of products."""
+    rows = tl.arange(0, BLOCK_M)
+    dims = tl.arange(0, BLOCK_D)
+    q = tl.load(
+        query + tl.expand_dims(heads * GROUP_SIZE + rows, -1) * head_stride + dims,
+        mask=(rows < GROUP_SIZE)[:, None] & (dims < HEAD_DIM)[None, :],
+        other=0.0,
+    )
+    if q.dtype != DOT_DTYPE:
+        q = tl.minimum(tl.maximum(q.to(tl.float32), -LARGEST_HALF), LARGEST_HALF)
+    return q.to(DOT_DTYPE)
 
 
 @triton.jit
