@@ -85,7 +85,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
             log=folder / "gateway.log",
             environ=clean_environ() | collector.environ,
         )
-        flags = (*place, "--engine", "fake", "--fake-tokens-per-s", "2000", "--log-level", "debug")
+        flags = (*place, "--engine", "fake", "--fake-tokens-per-s", "2000", "--log-level", "debug", "--log-limit", "0")
         with (
             box.ingress(**collector.environ) as ingress,
             gateway,
