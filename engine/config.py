@@ -27,6 +27,8 @@ class BatchLimits:
 USUAL_LIMITS: Mapping[str, BatchLimits] = MappingProxyType(
     {"cpu": BatchLimits(64, 512), "cuda": BatchLimits(1024, 8192)}
 )
+# a launch has 65,535 rows of programs at most, and a part of a long sequence is a row too
+MAX_GPU_SEQS = 32_768
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +111,14 @@ class EngineConfig:
             )
 
     def resolved(self, device_type: str) -> "ResolvedConfig":
-        """The same settings on a device, "cpu" or "cuda", with what was left open about the batch filled in."""
+        """
+        The same settings on a device, "cpu" or "cuda", with what was left open about the batch filled in.
+
+        Raises:
+            StartupError: the device's kernels cannot run so many sequences.
+        """
+        if device_type == "cuda" and (self.max_num_seqs or 0) > MAX_GPU_SEQS:
+            raise StartupError(f"max_num_seqs is {self.max_num_seqs}; want {MAX_GPU_SEQS} or less on a GPU")
         usual = USUAL_LIMITS[device_type]
         settings: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(EngineConfig)}
         settings["device"] = device_type

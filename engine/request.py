@@ -201,7 +201,7 @@ class Decodes:
     Chunks of one token that sample the next, of sequences that had their slots before: by column.
 
     Args:
-        sequences: In order; not to be changed.
+        sequences: In the order of the rows; not to be changed.
         slots: [num_decodes] int64; a sequence may leave its slot after the step was planned.
         starts: [num_decodes] int32, the position of each one's token.
         blocks: [num_decodes] int32, the block of that token, which is the newest of the table.

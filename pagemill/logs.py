@@ -33,6 +33,8 @@ _MAX_NAMES = 1000
 # what our own events are limited by is their name, what libraries log by its text without the values
 _LIMITED_BY = "_limited_by"
 
+_LEVELS = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL)
+
 _PASSWORD = re.compile(r"(://[^\s/?#:@\"']*):[^\s/?#\"']*@")
 _QUERY = re.compile(r"([?&][\w.-]*(?:password|secret|token|signature|credential)[\w.-]*=)[^&\s\"']+", re.IGNORECASE)
 
@@ -177,9 +179,14 @@ class FromLibraries(logging.Handler):
             fields[_LIMITED_BY] = f"{record.name} {record.msg}"
             if record.exc_info and record.exc_info[0] is not None:
                 fields["exc_info"] = record.exc_info
-            structlog.get_logger().log(record.levelno, record.getMessage(), **fields)
+            structlog.get_logger().log(_known(record.levelno), record.getMessage(), **fields)
         except Exception:
             self.handleError(record)
+
+
+def _known(level: int) -> int:
+    """The level with a name that one is at least: libraries make up others, as 25."""
+    return max((known for known in _LEVELS if known <= level), default=logging.DEBUG)
 
 
 def mask(logger: Any, method: str, line: Any) -> str:  # noqa: ARG001  structlog passes all three

@@ -67,7 +67,8 @@ _HeaderText = Annotated[str, Field(pattern=r"^[ -~]*$", max_length=2048)]
 
 
 class _Wire(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    # a fault of ours is logged with its message, in which no prompt and no answer shall stand
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
 def _few(value: Any) -> Any:

@@ -8,7 +8,10 @@ import json
 import re
 from typing import NamedTuple
 
-_TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-([0-9a-f]{2})(-.*)?")
+# version 00 ends behind its flags; others may go on
+_TRACEPARENT = re.compile(
+    r"(?!ff|00.{53}-)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-([0-9a-f]{2})(-.*)?"
+)
 
 _SAMPLED = 1
 

@@ -61,12 +61,12 @@ def start_export(service: str, *, instance: str = "", on_spans: OnSpans | None =
         instance: Tells processes of one service apart.
 
     Raises:
-        SettingsError: the environment asks for an exporter that there is not.
+        SettingsError: the environment asks for an exporter that there is not, or for queues that cannot be.
     """
     if os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return None
-    if isinstance(trace.get_tracer_provider(), TracerProvider):
-        # as under opentelemetry-instrument
+    if not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
+        # as under opentelemetry-instrument, or with another vendor's library; what stands for none is a proxy
         return None
     wanted = os.environ.get("OTEL_TRACES_EXPORTER", "otlp")
     if wanted == "none":
@@ -77,7 +77,10 @@ def start_export(service: str, *, instance: str = "", on_spans: OnSpans | None =
         raise SettingsError(f"OTEL_TRACES_EXPORTER is {wanted!r}: want otlp or none")
     if protocol != "http/protobuf":
         raise SettingsError(f"the protocol of OTLP is {protocol!r}: want http/protobuf, usually at port 4318")
-    return Export(service, instance, on_spans or _count_nothing)
+    try:
+        return Export(service, instance, on_spans or _count_nothing)
+    except ValueError as error:
+        raise SettingsError(f"the variables OTEL_BSP_* cannot be used: {error}") from None
 
 
 class FollowingLinks(Sampler):

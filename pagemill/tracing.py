@@ -23,6 +23,9 @@ _W3C = TraceContextTextMapPropagator()
 
 SCOPE = "pagemill"
 
+# as much as W3C has everybody pass on; a job with far more would be refused
+_MAX_STATE = 512
+
 _METHODS = frozenset({"CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "QUERY", "TRACE"})
 
 
@@ -157,7 +160,8 @@ def context_of(span: Span) -> TraceContext | None:
     """As it travels with a job; None where the span belongs to no trace."""
     carrier: dict[str, str] = {}
     _W3C.inject(carrier, trace.set_span_in_context(span))
-    return TraceContext(carrier["traceparent"], carrier.get("tracestate", "")) if carrier else None
+    state = carrier.get("tracestate", "")
+    return TraceContext(carrier["traceparent"], state if len(state) <= _MAX_STATE else "") if carrier else None
 
 
 def extracted(carrier: Mapping[str, str]) -> Context:

@@ -58,7 +58,7 @@ def few(value: Any) -> Any:
 class Taken(BaseModel):
     """Base of all parts of a request: a field that nobody knows is an error, and no silent default."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, hide_input_in_errors=True)
 
     @model_validator(mode="before")
     @classmethod

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from engine import gpu
-from engine.config import EngineConfig
+from engine.config import MAX_GPU_SEQS, EngineConfig
 from engine.errors import DriverTooOld, GPUTooOld, NoGPU, NotEnoughMemory, StartupError
 from engine.gpu import cache_dtype, compute_dtype, pick_device
+from kernels.decode_parts import max_items
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -267,6 +268,19 @@ def test_what_is_left_open_follows_the_device() -> None:
     )
     assert (1024, 8192, "cuda", True) == (cuda.max_num_seqs, cuda.max_num_batched_tokens, cuda.device, cuda.cuda_graphs)
     assert cuda == cuda.resolved("cuda")
+
+
+def test_more_sequences_than_a_launch_has_rows_are_refused() -> None:
+    """
+    On a GPU, where a row is a part of a sequence; the most that are taken leave room for all parts.
+    """
+    assert 65_535 >= max_items(MAX_GPU_SEQS, programs_a_seq=1)
+    assert MAX_GPU_SEQS == EngineConfig(model=Path("m"), max_num_seqs=MAX_GPU_SEQS).resolved("cuda").max_num_seqs
+    config = EngineConfig(model=Path("m"), max_num_seqs=MAX_GPU_SEQS + 1)
+    assert MAX_GPU_SEQS + 1 == config.resolved("cpu").max_num_seqs
+
+    with pytest.raises(StartupError, match=r"max_num_seqs is 32769; want 32768 or less on a GPU"):
+        config.resolved("cuda")
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,25 @@ def test_slots_stand_in_the_order_of_urgency() -> None:
     running.check()
 
 
+def test_decodes_stand_in_the_order_of_their_lengths() -> None:
+    """
+    The longest first, all of them or some, with their own slots; those of one length by urgency.
+    """
+    running = Running(5, block_size=4)
+    entries = [entry_of(arrival, length=length) for arrival, length in enumerate((6, 8, 7, 8))]
+    for entry in entries:
+        running.join(entry)
+
+    for computed in ([7, 7, 6, 5], [8, 8, 7, 6]):
+        decodes = advance_all(running)
+        assert [entries[place].sequence for place in (1, 3, 2, 0)] == decodes.sequences
+        assert computed == decodes.starts.tolist()
+        assert [sequence.slot for sequence in decodes.sequences] == decodes.slots.tolist()
+    some = np.zeros(5, dtype=np.bool_)
+    some[[entries[place].sequence.slot for place in (0, 2, 3)]] = True
+    assert [9, 8, 7] == running.advance(some, 3).starts.tolist()
+
+
 def test_the_last_token_is_known_before_it_is_sampled() -> None:
     """The step that samples the last token that an answer may have says so."""
     running = Running(2, block_size=4)

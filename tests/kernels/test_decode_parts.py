@@ -1,5 +1,7 @@
 """How sequences are cut, on a device and by its reference."""
 
+import random
+
 import pytest
 import torch
 
@@ -47,6 +49,19 @@ def test_parts_cover_each_sequence_once(seq_lens: list[int], programs: int, wind
         seen = min(length, window or length)
         assert 0 == share % PART_UNIT
         assert max(1, -(-seen // share)) == count <= MAX_PARTS
+
+
+def test_no_batch_has_more_parts_than_there_is_memory_for() -> None:
+    """
+    Of whatever lengths, in whatever order; one long sequence alone takes all of it.
+    """
+    draws = random.Random(0)
+    for _ in range(200):
+        most = draws.choice([65, 500, 4096, 131_072])
+        lengths = [draws.choice([1, most, draws.randrange(most)]) for _ in range(draws.choice([1, 2, 33, 100, 700]))]
+        programs = draws.choice([1, 2, 3, 8, 64])
+        assert cut(lengths, programs).firsts[-1] <= max_items(len(lengths), programs)
+    assert 32 == max_items(1, 1) == cut([20_000], 1).firsts[-1]
 
 
 def test_a_part_is_short_beside_the_batch() -> None:

@@ -153,6 +153,35 @@ raise RuntimeError("the end")
     assert "the end" == crash["exception"][0]["exc_value"]
 
 
+def test_levels_that_libraries_make_up_are_told_as_the_one_below() -> None:
+    """
+    A line of level 35 is a warning; what is below the least that is told is not.
+    """
+    lines = logged("for level in (5, 25, 35, 60): logging.getLogger('lib').log(level, 'at %d', level)")
+
+    assert [("at 35", "warning"), ("at 60", "critical")] == [(line["event"], line["level"]) for line in lines]
+
+
+def test_a_fault_in_a_job_or_an_answer_is_told_without_its_text() -> None:
+    """
+    The errors of both have the place of what is wrong, and not what stands there.
+    """
+    code = """
+from pagemill.schema import Completion, Job
+for kind, fields in ((Job, {"prompt": ["the patient is ill"]}), (Completion, {"text": ["the patient is ill"]})):
+    try:
+        kind.model_validate(fields)
+    except ValueError:
+        log.exception("fault")
+"""
+    lines = logged(code)
+
+    assert 2 == len(lines)
+    for line, place in zip(lines, ("prompt", "text"), strict=True):
+        assert place in line["exception"][0]["exc_value"]
+        assert "the patient" not in json.dumps(line)
+
+
 def test_a_flood_of_a_library_is_limited_by_what_it_says_and_not_by_the_values() -> None:
     """
     As many lines as `log_limit` allows; our own events are told all the same.

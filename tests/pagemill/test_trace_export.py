@@ -5,14 +5,16 @@ import sys
 from typing import Any
 
 import pytest
+from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider, sampling
 from opentelemetry.sdk.trace.sampling import Sampler
-from opentelemetry.trace import Link, SpanContext, TraceFlags
+from opentelemetry.trace import Link, NonRecordingSpan, SpanContext, TraceFlags, TraceState
 
 from pagemill.client import Client
 from pagemill.errors import SettingsError
 from pagemill.trace_context import TraceContext, is_sampled_out, trace_id_of
 from pagemill.trace_export import FollowingLinks, start_export
+from pagemill.tracing import context_of
 from tests.support.collector import collecting
 from tests.support.services import CHECKOUT
 
@@ -54,6 +56,38 @@ def test_an_export_that_there_is_not_is_refused(monkeypatch: pytest.MonkeyPatch,
 
     with pytest.raises(SettingsError, match=f"{value}.*want"):
         start_export("test")
+
+
+@pytest.mark.parametrize("size", ["100", "many", "0"])
+def test_a_queue_that_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch, size: str) -> None:
+    """
+    As one that holds fewer spans than are sent at once, in words for the operator.
+    """
+    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", size)
+
+    with pytest.raises(SettingsError, match=r"OTEL_BSP_\* cannot be used: "):
+        start_export("test")
+
+
+def test_another_provider_keeps_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    Whoever made it, a program that has one exports its spans by itself.
+    """
+    monkeypatch.setattr(trace, "get_tracer_provider", trace.NoOpTracerProvider)
+
+    assert start_export("test") is None
+
+
+def test_a_state_that_nobody_has_to_pass_on_is_left_out() -> None:
+    """
+    Of more than 512 characters; the trace goes on without.
+    """
+    for length, kept in ((512, True), (513, False)):
+        state = TraceState([("a", "x" * 256), ("b", "x" * (length - 261))])
+        span = NonRecordingSpan(SpanContext(1, 1, is_remote=False, trace_state=state))
+        context = context_of(span)
+        assert context is not None
+        assert (f"00-{1:032x}-{1:016x}-00", kept) == (context.traceparent, bool(context.tracestate))
 
 
 @pytest.mark.parametrize(("name", "value"), [("OTEL_SDK_DISABLED", "true"), ("OTEL_TRACES_EXPORTER", "none")])
@@ -156,6 +190,7 @@ def test_a_program_with_its_own_traces_keeps_them(server_url: str, queue: str) -
         (f"ff-{TRACE}-{SPAN}-00", "", False),
         (f"00-{'0' * 32}-{SPAN}-00", "", False),
         (f"00-{TRACE.upper()}-{SPAN}-00", "", False),
+        (f"00-{TRACE}-{SPAN}-00-more-than-its-version-has", "", False),
         ("", "", False),
         (None, "", False),
         ("garbage", "", False),

@@ -61,7 +61,7 @@ def case_id(case: dict[str, Any]) -> str:
 @pytest.mark.parametrize("case", pairwise(GRID), ids=case_id)
 def test_equals_float64(case: dict[str, Any]) -> None:
     """
-    Each sequence attends to its own tokens, whatever the heads, blocks, splits and streams.
+    Each sequence attends to its own tokens, whatever the heads, blocks, parts and streams.
     """
     check(case)
 
