@@ -265,13 +265,15 @@ def test_a_request_goes_on_with_its_callers_trace(stage: Stage, streams: bool) -
 
 def test_a_request_that_fails_says_so(stage: Stage) -> None:
     """
-    A refusal is the caller's, and no failure of the gateway; probes have no spans.
+    A refusal is the caller's, and no failure of the gateway; probes have no spans, and an open status page is one.
     """
+    assert 200 == httpx.get(f"{stage.gateway_url}/status/parts", timeout=30).status_code
     answer = httpx.post(f"{stage.gateway_url}/v1/chat/completions", json={"model": "none"}, timeout=30)
     request = stage.collector.one("POST /v1/chat/completions", pagemill__request__id=answer.headers["x-request-id"])
 
     assert (400, False) == (request.attributes["http.response.status_code"], request.failed)
-    assert [] == stage.collector.named("GET /readyz")
+    assert [] == stage.collector.named("GET /readyz") == stage.collector.named("GET /status/parts")
+    assert "GET /status/parts" not in {one.get("route") for one in stage.events("gateway") if one["event"] == "request"}
 
 
 @pytest.mark.parametrize("rows", [False, True])

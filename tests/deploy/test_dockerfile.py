@@ -127,7 +127,7 @@ def test_the_gateway_has_its_programs_and_no_torch() -> None:
     """
     Neither directly, nor as what an extra of its names.
     """
-    wanted = {"gateway", "bulk", "celery"}
+    wanted = {"gateway", "bulk", "celery", "otel"}
     names = {Requirement(line).name for extra in wanted for line in extras()[extra]}
 
     assert wanted == extras_of("gateway")
@@ -140,7 +140,7 @@ def test_a_worker_has_the_engine_and_can_follow_schemas(image: str) -> None:
     """
     And keeps models where a volume is.
     """
-    assert {"worker", "structured"} == extras_of(image)
+    assert {"worker", "structured", "otel"} == extras_of(image)
     assert {"pagemill", "worker", "engine", "kernels"} <= {
         one for copy in dockerfile.copies(image) for one in copy.sources
     }
