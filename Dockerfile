@@ -118,6 +118,8 @@ RUN apt-get update \
     && apt-get install --yes --no-install-recommends gcc libc6-dev \
     && rm -rf /var/lib/apt/lists/*
 COPY --from=build-worker-gpu /opt/venv /opt/venv
-ENV NVIDIA_VISIBLE_DEVICES=all \
+# one that finds no GPU ends with a message, and does not compute on the CPU
+ENV PAGEMILL_DEVICE=cuda \
+    NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility
 USER 10001:10001
