@@ -36,7 +36,7 @@ RUN --mount=type=cache,target=/root/.cache/pip \
 
 FROM build AS build-gateway
 RUN --mount=type=cache,target=/root/.cache/pip \
-    pip install --constraint constraints.txt --editable '.[gateway,bulk,celery]'
+    pip install --constraint constraints.txt --editable '.[gateway,bulk,celery,otel]'
 
 
 FROM build AS build-worker-cpu
@@ -44,7 +44,7 @@ FROM build AS build-worker-cpu
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 RUN --mount=type=cache,target=/root/.cache/pip \
     pip install --constraint constraints.txt ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} \
-    --editable '.[worker,structured]'
+    --editable '.[worker,structured,otel]'
 
 
 FROM build AS build-worker-gpu
@@ -54,7 +54,7 @@ RUN --mount=type=cache,target=/root/.cache/pip \
     sed 's/^\(.*==\).*/^\1/' deploy/docker/constraints-gpu.txt > gpu-names.txt \
     && grep -vf gpu-names.txt constraints.txt > constraints-other.txt \
     && pip install --constraint constraints-other.txt --constraint deploy/docker/constraints-gpu.txt \
-    --editable '.[worker,structured]'
+    --editable '.[worker,structured,otel]'
 
 
 FROM base AS client
@@ -118,6 +118,8 @@ RUN apt-get update \
     && apt-get install --yes --no-install-recommends gcc libc6-dev \
     && rm -rf /var/lib/apt/lists/*
 COPY --from=build-worker-gpu /opt/venv /opt/venv
-ENV NVIDIA_VISIBLE_DEVICES=all \
+# one that finds no GPU ends with a message, and does not compute on the CPU
+ENV PAGEMILL_DEVICE=cuda \
+    NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility
 USER 10001:10001

@@ -2,7 +2,7 @@
 What the stack needs before its services start; docker-compose.yml runs it, docs/stack.md tells of it.
 
     first_start.py secrets      # keys and passwords, each made where there is none yet, and shown once
-    first_start.py key NAME     # one more API key
+    first_start.py key NAME     # one more API key; with --operator one that opens the status page
     first_start.py bucket       # the bucket of PAGEMILL_OBJECT_STORE
 
 No password is in a file of the repository: each stack draws its own, into the volume `secrets`.
@@ -52,8 +52,11 @@ def make_secrets(folder: Path) -> None:
         _show_key("local", folder, "")
 
 
-def add_key(folder: Path, name: str) -> None:
+def add_key(folder: Path, name: str, *, operator: bool = False) -> None:
     """
+    Args:
+        operator: It may look at the status page, of all tenants.
+
     Raises:
         SettingsError: there is one of that name, or it is no name.
     """
@@ -61,7 +64,7 @@ def add_key(folder: Path, name: str) -> None:
     before = path.read_text(encoding="utf-8")
     if f"[keys.{name}]" in before.splitlines():
         raise SettingsError(f"there is a key {name!r} in {path}: choose another name")
-    _show_key(name, folder, before + "\n")
+    _show_key(name, folder, before + "\n", operator=operator)
 
 
 def make_bucket(url: str | None) -> None:
@@ -103,9 +106,9 @@ def _await_writes(store: S3Store) -> None:
             time.sleep(1)
 
 
-def _show_key(name: str, folder: Path, before: str) -> None:
+def _show_key(name: str, folder: Path, before: str, *, operator: bool = False) -> None:
     key = new_key()
-    _write(folder / "keys.toml", before + entry(name, key) + "\n")
+    _write(folder / "keys.toml", before + entry(name, key, operator=operator) + "\n")
     KeyRing(folder / "keys.toml")
     print(f"API key {name}, shown this once: {key}", flush=True)
 
@@ -134,14 +137,16 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, default=Path("/secrets"), help="where secrets are (default: /secrets)")
     verbs = parser.add_subparsers(dest="verb", required=True)
     verbs.add_parser("secrets")
-    verbs.add_parser("key").add_argument("name")
+    key = verbs.add_parser("key")
+    key.add_argument("name")
+    key.add_argument("--operator", action="store_true", help="it may look at the status page, of all tenants")
     verbs.add_parser("bucket")
     given = parser.parse_args()
     try:
         if given.verb == "secrets":
             make_secrets(given.folder)
         elif given.verb == "key":
-            add_key(given.folder, given.name)
+            add_key(given.folder, given.name, operator=given.operator)
         else:
             make_bucket(ClientSettings.load(strict=False).object_store)
     except PagemillError as error:

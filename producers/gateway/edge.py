@@ -25,8 +25,8 @@ log = structlog.get_logger(__name__)
 UNEXPECTED = ApiError(500, "the gateway failed; its log says why, under the request's id", code="internal_error")
 
 
-# asked by machines, every few seconds
-PROBES = frozenset({"/healthz", "/readyz", "/metrics"})
+# asked by machines, or by the script of an open page, every few seconds
+PROBES = frozenset({"/healthz", "/readyz", "/metrics", "/status/parts"})
 
 
 class Edge:

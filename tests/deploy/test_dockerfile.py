@@ -127,7 +127,7 @@ def test_the_gateway_has_its_programs_and_no_torch() -> None:
     """
     Neither directly, nor as what an extra of its names.
     """
-    wanted = {"gateway", "bulk", "celery"}
+    wanted = {"gateway", "bulk", "celery", "otel"}
     names = {Requirement(line).name for extra in wanted for line in extras()[extra]}
 
     assert wanted == extras_of("gateway")
@@ -138,9 +138,10 @@ def test_the_gateway_has_its_programs_and_no_torch() -> None:
 @pytest.mark.parametrize("image", ["worker-cpu", "worker-gpu"])
 def test_a_worker_has_the_engine_and_can_follow_schemas(image: str) -> None:
     """
-    And keeps models where a volume is.
+    And keeps models where a volume is, and computes on its own device or not at all.
     """
-    assert {"worker", "structured"} == extras_of(image)
+    assert {"worker-cpu": "cpu", "worker-gpu": "cuda"}[image] == dockerfile.environ(image)["PAGEMILL_DEVICE"]
+    assert {"worker", "structured", "otel"} == extras_of(image)
     assert {"pagemill", "worker", "engine", "kernels"} <= {
         one for copy in dockerfile.copies(image) for one in copy.sources
     }
@@ -200,7 +201,13 @@ def play_copies(stage: str, app: Path) -> None:
         ("client", ["pagemill.cli", "pagemill.client"], ["pagemill --version"]),
         (
             "gateway",
-            ["producers.gateway.app", "producers.celery_app", "producers.tasks.completer", "worker.exporter"],
+            [
+                "producers.gateway.app",
+                "producers.celery_app",
+                "producers.tasks.completer",
+                "worker.exporter",
+                "pagemill.trace_export",
+            ],
             ["pagemill gateway --help", "pagemill bulk --help", "celery -A producers.celery_app report"],
         ),
     ],

@@ -35,6 +35,18 @@ def test_one_more_key_opens_the_gateway_and_closes_no_other(tmp_path: Path) -> N
     assert (1, True) == (again[0], "choose another name" in again[1])
 
 
+def test_the_status_page_is_opened_by_a_key_that_is_made_for_it(tmp_path: Path) -> None:
+    """
+    The first key is a tenant's, which programs have; another one sees all tenants.
+    """
+    _, said = first_start(f"--folder={tmp_path}", "secrets")
+    _, added = first_start(f"--folder={tmp_path}", "key", "ops", "--operator")
+
+    ring = KeyRing(tmp_path / "keys.toml")
+    keys = [ring.find(text.rpartition(": ")[2].strip()) for text in (said, added)]
+    assert [False, True] == [key.operator for key in keys if key]
+
+
 def test_a_start_that_was_stopped_half_way_is_made_whole(tmp_path: Path) -> None:
     """
     Both halves of the S3 server's keys are drawn together.

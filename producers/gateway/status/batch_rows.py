@@ -1,12 +1,12 @@
 """Rows of the table of batches: those of the queue, and those of the HTTP API."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pagemill.batches import time_left_s
 from pagemill.messages import BatchStatus
 from producers.batch_file.records import BatchRecord
-from producers.gateway.status.board import QueueSight, Sight
+from producers.gateway.status.board import Sight
 from producers.gateway.status.figures import ago, count, duration, instant, percent
 
 # of a batch of the HTTP API, before its pace says anything
@@ -40,12 +40,19 @@ class BatchRow:
     age: str
 
 
-def queue_rows(queues: Sequence[QueueSight]) -> Iterator[BatchRow]:
-    """The batches of jobs."""
-    for one in queues:
+def queue_rows(sight: Sight) -> Iterator[BatchRow]:
+    """The batches of jobs, but for those that are the jobs of a batch of the HTTP API that has a row itself."""
+    files = {record.id for _, record in sight.files.batches}
+    for one in sight.queues:
         if one.overview is not None:
             for batch in one.overview.batches:
-                yield _of_jobs(batch, one.overview.survey.now_ms)
+                if _file_of(batch.batch_id) not in files:
+                    yield _of_jobs(batch, one.overview.survey.now_ms)
+
+
+def _file_of(batch_id: str) -> str:
+    """As producers/batch_file/work.py calls the batches of a file: file-<its id>-<number>."""
+    return batch_id.removeprefix("file-").rpartition("-")[0]
 
 
 def _of_jobs(batch: BatchStatus, now_ms: int) -> BatchRow:

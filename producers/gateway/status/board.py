@@ -165,12 +165,16 @@ class Board:
     async def _look_at_files(self) -> None:
         if self.batches is None or (self._files_at is not None and self.clock() - self._files_at < FILES_EVERY_S):
             return
+        reading = asyncio.ensure_future(asyncio.to_thread(self.batches.running, limit=MAX_BATCHES))
+        if not (await asyncio.wait([reading], timeout=FILES_TIMEOUT_S))[0]:
+            self._files = replace(self._files, error=_reason(TimeoutError(), FILES_TIMEOUT_S))
         try:
-            async with asyncio.timeout(FILES_TIMEOUT_S):
-                found, num = await asyncio.to_thread(self.batches.running, limit=MAX_BATCHES)
+            # a thread cannot be stopped: the store is not asked again, by another one, before it has answered
+            found, num = await reading
             self._files = FilesSight(found, num)
-        except (ApiError, PagemillError, TimeoutError) as error:
-            self._files = replace(self._files, error=_reason(error, FILES_TIMEOUT_S))
+        except (ApiError, PagemillError, ValueError) as error:
+            # ValueError: a record that this version cannot read
+            self._files = replace(self._files, error=_reason(error))
         self._files_at = self.clock()
 
 

@@ -8,7 +8,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 import pagemill
 from producers.gateway.status.board import Board, Sight
-from producers.gateway.status.view import MAX_BATCHES, MAX_LETTERS, MAX_WORKERS, make_view
+from producers.gateway.status.view import make_view
 
 # how often a page asks again, with its script and without
 POLL_MS = 3000
@@ -50,10 +50,9 @@ def write(template: str, sight: Sight) -> bytes:
     Args:
         template: "page.html" or "parts.html".
     """
-    limits = {"max_workers": MAX_WORKERS, "max_batches": MAX_BATCHES, "max_letters": MAX_LETTERS}
     times = {"poll_ms": POLL_MS, "reload_s": RELOAD_S}
     made = _environment().get_template(template)
-    text = made.render(view=make_view(sight), static=static_url, version=pagemill.__version__, **limits, **times)
+    text = made.render(view=make_view(sight), static=static_url, version=pagemill.__version__, **times)
     return text.encode()
 
 

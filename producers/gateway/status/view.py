@@ -8,7 +8,7 @@ from typing import Literal
 from pagemill.messages import QueueStats
 from pagemill.overview import LetterHead
 from pagemill.schema import LANES
-from pagemill.survey import Minute, Survey
+from pagemill.survey import MINUTE_MS, NUM_MINUTES, Minute, Survey
 from producers.gateway.status.batch_rows import BatchRow, file_rows, queue_rows
 from producers.gateway.status.board import QueueSight, Sight
 from producers.gateway.status.figures import ago, clock, count, duration, instant, percent, rate, short
@@ -145,8 +145,9 @@ def make_view(sight: Sight) -> View:
     minutes = shown(together([survey.minutes for survey in surveys.values()]))
     num_workers = sum(len(survey.workers) for survey in surveys.values())
     num_letters = sum(survey.stats.dead for survey in surveys.values())
-    rows = sorted([*queue_rows(sight.queues), *file_rows(sight)], key=lambda row: row.order)
-    known = sum(one.overview.num_batches for one in sight.queues if one.overview is not None)
+    queued, files = list(queue_rows(sight)), list(file_rows(sight))
+    rows = sorted([*queued, *files], key=lambda row: row.order)
+    others = sum(one.overview.num_batches - len(one.overview.batches) for one in sight.queues if one.overview)
     workers = [
         _worker(queue, name, fields, survey.now_ms)
         for queue, survey in surveys.items()
@@ -169,7 +170,7 @@ def make_view(sight: Sight) -> View:
         workers=tuple(workers[:MAX_WORKERS]),
         num_workers=num_workers,
         batches=tuple(rows[:MAX_BATCHES]),
-        num_batches=max(known + sight.files.num_batches, len(rows)),
+        num_batches=len(queued) + others + max(sight.files.num_batches, len(files)),
         batches_error=sight.files.error,
         letters=_letters(sight.queues),
         num_letters=num_letters,
@@ -177,7 +178,7 @@ def make_view(sight: Sight) -> View:
 
 
 def together(rings: Sequence[Sequence[Minute]]) -> tuple[Minute, ...]:
-    """The minutes of several queues as if they were one."""
+    """The last hour of several queues as if they were one; one that was not read for long may have older minutes."""
     sums: dict[int, Minute] = {}
     for minute in (minute for ring in rings for minute in ring):
         other = sums.get(minute.at_ms, Minute(minute.at_ms, 0.0))
@@ -188,7 +189,8 @@ def together(rings: Sequence[Sequence[Minute]]) -> tuple[Minute, ...]:
             minute.prompt_tokens + other.prompt_tokens,
             minute.completion_tokens + other.completion_tokens,
         )
-    return tuple(sums[at] for at in sorted(sums))
+    first = max(sums, default=0) - NUM_MINUTES * MINUTE_MS
+    return tuple(sums[at] for at in sorted(sums) if at >= first)
 
 
 def state_of(sight: Sight) -> State:

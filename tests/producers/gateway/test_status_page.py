@@ -3,10 +3,11 @@
 import asyncio
 import base64
 import json
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import openai
@@ -17,8 +18,10 @@ from pagemill.async_client import AsyncClient
 from pagemill.client import Client
 from pagemill.errors import ObjectStoreError
 from pagemill.keys import MODELS, QueueKeys
+from producers.batch_file.records import BatchRecord
 from producers.gateway.__main__ import create_key
 from producers.gateway.api_keys import KeyRing, entry, new_key
+from producers.gateway.status import board
 from producers.gateway.status.board import READ_EVERY_S, Board, Sight
 from producers.gateway.status.pages import KINDS, static_url
 from producers.local_redis import local_redis
@@ -249,6 +252,58 @@ def test_a_store_that_fails_takes_nothing_else_along(redis_url: str) -> None:
 
     assert "no 100 objects" == sight.files.error
     assert all(one.overview is not None and not one.error for one in sight.queues)
+
+
+def test_a_record_that_cannot_be_read_is_told(redis_url: str) -> None:
+    """
+    As one that another version has written.
+    """
+
+    class Newer:
+        def running(self, *, limit: int) -> object:
+            return BatchRecord.model_validate({"limit": limit})
+
+    sight = asyncio.run(look(redis_url, QUEUE, Newer()))
+
+    assert "BatchRecord" in sight.files.error
+    assert all(one.overview is not None and not one.error for one in sight.queues)
+
+
+def test_a_store_that_hangs_is_asked_once(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    However often somebody looks: each look would else keep one more of the threads that requests need. When it answers
+    at last, that is shown.
+    """
+    monkeypatch.setattr(board, "FILES_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(board, "FILES_EVERY_S", 0.0)
+    monkeypatch.setattr(board, "READ_EVERY_S", 0.0)
+    monkeypatch.setattr(board, "READ_TIMEOUT_S", 0.4)
+    answer = threading.Event()
+    asked = []
+
+    class Hanging:
+        def running(self, *, limit: int) -> object:
+            asked.append(limit)
+            answer.wait(30)
+            return (), 7
+
+    async def watch() -> tuple[list[str], Sight]:
+        async with AsyncClient(redis_url, queue=QUEUE) as client:
+            watched = Board(client, cast(Any, Hanging()))
+            errors = [(await watched.sight()).files.error for _ in range(4)]
+            num_asked.append(len(asked))
+            answer.set()
+            return errors, await watched.sight()
+
+    num_asked: list[int] = []
+    try:
+        errors, last = asyncio.run(watch())
+    finally:
+        answer.set()
+
+    assert [1] == num_asked
+    assert "no answer within 0.2 s" == errors[-1]
+    assert ("", 7) == (last.files.error, last.files.num_batches)
 
 
 def test_a_server_that_is_away_is_told_with_the_last_figures(monkeypatch: pytest.MonkeyPatch) -> None:

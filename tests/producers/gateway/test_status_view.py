@@ -1,10 +1,12 @@
 """What the status page says of what was seen, and that names are never markup."""
 
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
+from pagemill.survey import NUM_MINUTES
 from producers.batch_file.records import BatchRecord, RequestCounts
 from producers.gateway.status import pages
 from producers.gateway.status.board import FilesSight, QueueSight, Sight
@@ -126,7 +128,7 @@ def test_a_batch_is_shown_with_its_progress_and_its_time() -> None:
 
 def test_batches_of_files_are_shown_beside_them() -> None:
     """
-    Half of its lines took a minute: the others take another one.
+    Half of its lines took a minute: the others take another one. Its jobs have no row of their own as long as it has.
     """
     at = NOW_MS // 1000
     record = BatchRecord(
@@ -140,11 +142,25 @@ def test_batches_of_files_are_shown_beside_them() -> None:
         request_counts=RequestCounts(total=100, completed=40, failed=10),
     )
 
-    view = make_view(sight(queue("q", survey()), files=FilesSight((("acme", record),), 1)))
+    jobs = batch("file-batch_1-0", total=100, done=50)
+    seen = queue("q", survey(), batches=(jobs,))
+    view = make_view(sight(seen, files=FilesSight((("acme", record),), 1)))
 
     [row] = view.batches
+    assert 1 == view.num_batches
     assert ("batch_1", "file", "acme", "in progress") == (row.name, row.kind, row.tenant, row.state)
     assert ("50 %", "50 of 100", "10 failed", "about 1 min") == (row.share, row.counts, row.note, row.left)
+
+
+def test_an_hour_is_an_hour_where_a_queue_was_not_read_for_long() -> None:
+    """
+    What was last seen of it is of other minutes, most of them before the hour of the queue that is read.
+    """
+    old = tuple(replace(minute, at_ms=minute.at_ms - 40 * 60_000) for minute in minutes(*(60,) * 61))
+    view = make_view(sight(queue("a", survey(minutes=old), error="away"), queue("b", survey(minutes=minutes(60)))))
+
+    assert NUM_MINUTES + 1 == len(view.minutes) == len(view.jobs.curves[0].values)
+    assert f"{60 * (NUM_MINUTES + 1 - 40) + 60:,} in the last hour" == view.figures[3].note
 
 
 def test_a_letter_tells_why_and_nothing_of_the_prompt() -> None:
