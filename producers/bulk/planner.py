@@ -28,6 +28,7 @@ from producers.bulk.spec import FREE_FIELDS, BulkSpec
 from producers.bulk.split import BYTES_A_TOKEN, Counter, Estimate, Tokens
 from producers.bulk.tasks import answer_options, prompter_of
 from producers.bulk.windows import windows
+from producers.extras import how_to_get
 
 P = TypeVar("P", bound=BaseModel)
 
@@ -219,7 +220,8 @@ def counter_of(plan: Plan, store: ObjectStore) -> Counter:
     try:
         return Tokens(store.get(store.url(TOKENIZER)).decode())
     except ImportError:
-        raise SpecError("long documents are cut by the model's tokenizer: pip install 'pagemill[bulk]'") from None
+        about = how_to_get("tokenizers", "bulk")
+        raise SpecError(f"long documents are cut by the model's tokenizer: {about}") from None
 
 
 def _limited(chunks: Iterator[Chunk], limit: int | None) -> Iterator[Chunk]:

@@ -113,8 +113,9 @@ def _parser() -> argparse.ArgumentParser:
     for name, field in GatewaySettings.model_fields.items():
         flag = f"--{name.replace('_', '-')}"
         about = field.description or ""
-        if field.default and field.annotation is not bool:
-            about += f" (default: {field.get_default()})"
+        default = field.get_default(call_default_factory=True)
+        if default and field.annotation is not bool:
+            about += f" (default: {default})"
         options: dict[str, Any] = {"help": about.replace("%", "%%"), "default": None}
         if field.annotation is bool:
             parser.add_argument(flag, action="store_const", const=True, **options)

@@ -6,9 +6,11 @@ Completes tasks whose jobs have ended: a thread for each queue, beside the ingre
 Several may run side by side: each reply is one's, and another's where that one dies.
 """
 
+import argparse
 import signal
 import sys
 import threading
+from collections.abc import Sequence
 
 import structlog
 from celery import Celery
@@ -133,8 +135,11 @@ class Completers(threading.Thread):
             thread.join()
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Complete tasks until SIGTERM or SIGINT."""
+    about = "Complete Celery's tasks whose jobs have ended, until SIGTERM."
+    told = "All settings are PAGEMILL_<NAME> in the environment, or lines of pagemill.toml."
+    argparse.ArgumentParser(prog="python -m producers.tasks.completer", description=about, epilog=told).parse_args(argv)
     try:
         settings = load_settings()
         configure_logging(LogSettings.load(strict=False))

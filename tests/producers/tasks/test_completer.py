@@ -121,5 +121,17 @@ def test_a_server_that_is_none_is_said_at_once(
     """
     monkeypatch.setenv("PAGEMILL_REDIS_URL", "redis+cluster://one:6379/3")
 
-    assert 2 == module.main()
+    assert 2 == module.main([])
     assert "a cluster has 0 alone" in capsys.readouterr().err
+
+
+def test_the_help_is_told_and_nothing_starts(capsys: pytest.CaptureFixture[str]) -> None:
+    """
+    As of any program; a flag that there is not ends with 2.
+    """
+    for flag, code in (("--help", 0), ("--none", 2)):
+        with pytest.raises(SystemExit) as ended:
+            module.main([flag])
+        assert code == ended.value.code
+
+    assert "pagemill.toml" in capsys.readouterr().out
