@@ -143,7 +143,7 @@ class _Library:
         except ImportError as error:
             raise GrammarsUnavailable(
                 f"this worker cannot follow json_schema, regex and choice, as xgrammar is not there ({error}): "
-                "install pagemill[structured] beside it"
+                "in the checkout, `pip install --editable '.[structured]'` brings it"
             ) from error
 
         def compiler(vocabulary: list[bytes]) -> Any:

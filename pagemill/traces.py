@@ -78,4 +78,5 @@ def exported(
 
 
 def _missing(error: ModuleNotFoundError) -> SettingsError:
-    return SettingsError(f"tracing is on and {error.name} is not installed: the extra pagemill[otel] brings it")
+    remedy = "in the checkout, `pip install --editable '.[otel]'` brings it"
+    return SettingsError(f"tracing is on and {error.name} is not installed: {remedy}")
