@@ -438,9 +438,8 @@ def _shorten(text: str) -> str:
 
 
 def _too_large(num_bytes: int) -> str:
-    return (
-        f"the job has {num_bytes:,} bytes and the queue takes {MAX_PAYLOAD_BYTES:,}: shorten it, or split the document"
-    )
+    sizes = f"{num_bytes:,} bytes and the queue takes {MAX_PAYLOAD_BYTES:,}"
+    return f"the job has {sizes}: shorten it, or split the document"
 
 
 def _num_bytes(text: str) -> int:

@@ -129,7 +129,7 @@ def test_traces_without_the_library_name_the_extra(monkeypatch: pytest.MonkeyPat
     for module in ("opentelemetry", "pagemill.tracing"):
         monkeypatch.setitem(sys.modules, module, None)  # type: ignore[arg-type]
 
-    with pytest.raises(SettingsError, match=r"pagemill\[otel\]"):
+    with pytest.raises(SettingsError, match=r"'\.\[otel\]'"):
         Client("redis://127.0.0.1:1")
 
 
