@@ -9,7 +9,7 @@ import pytest
 
 from tests.stack.__main__ import FOLDERS, run
 from tests.stack.native import NativeStack, StackError
-from tests.stack.sealed import can_seal
+from tests.stack.sealed import can_seal, hidden_by
 from tests.support import server_box
 from tests.support.compose import load
 
@@ -93,3 +93,11 @@ def test_secrets_are_drawn_once(folder: Path) -> None:
     key = log.partition("this once: ")[2].split()[0]
     assert not any(key.encode() in text for text in seen[0].values())
     assert {0o640} == {path.stat().st_mode & 0o777 for path in found.iterdir()}
+
+
+def test_a_checkout_below_tmp_stays_in_sight() -> None:
+    """
+    A service that has a /tmp of its own must still find its program.
+    """
+    assert hidden_by("/tmp", ["/usr/lib", "/tmp/checkout"])
+    assert not hidden_by("/tmp", ["/usr/lib", "/tmpfs/checkout"])
