@@ -1,5 +1,8 @@
 # syntax=docker/dockerfile:1.7
 
+# pip's cache is a mount, which leaves nothing in an image
+# hadolint global ignore=DL3042
+
 # Four images, a target each; docs/stack.md says what runs in which.
 #   docker build --target client     --tag pagemill-client .        the client and its commands
 #   docker build --target gateway    --tag pagemill-gateway .       gateway, bulk, Celery, exporter: no torch
@@ -23,6 +26,7 @@ WORKDIR /app
 # all that pip needs to know of us: the code itself comes later, so that a change of it installs nothing again
 FROM base AS build
 ARG PIP_INDEX_URL
+ENV PIP_CACHE_DIR=/var/cache/pip
 RUN python -m venv /opt/venv
 COPY pyproject.toml constraints.txt README.md ./
 COPY pagemill/__init__.py pagemill/
@@ -30,19 +34,19 @@ COPY pagemill/__init__.py pagemill/
 
 FROM build AS build-client
 COPY pagemill pagemill
-RUN --mount=type=cache,target=/root/.cache/pip \
+RUN --mount=type=cache,target=/var/cache/pip \
     pip install --constraint constraints.txt .
 
 
 FROM build AS build-gateway
-RUN --mount=type=cache,target=/root/.cache/pip \
+RUN --mount=type=cache,target=/var/cache/pip \
     pip install --constraint constraints.txt --editable '.[gateway,bulk,celery,otel]'
 
 
 FROM build AS build-worker-cpu
 # torch without CUDA, which is a tenth of the size; an empty value takes what pip's own index has
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
-RUN --mount=type=cache,target=/root/.cache/pip \
+RUN --mount=type=cache,target=/var/cache/pip \
     pip install --constraint constraints.txt ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} \
     --editable '.[worker,structured,otel]'
 
@@ -50,7 +54,7 @@ RUN --mount=type=cache,target=/root/.cache/pip \
 FROM build AS build-worker-gpu
 COPY deploy/docker/constraints-gpu.txt deploy/docker/
 # where both name a package, the GPU's version holds
-RUN --mount=type=cache,target=/root/.cache/pip \
+RUN --mount=type=cache,target=/var/cache/pip \
     sed 's/^\(.*==\).*/^\1/' deploy/docker/constraints-gpu.txt > gpu-names.txt \
     && grep -vf gpu-names.txt constraints.txt > constraints-other.txt \
     && pip install --constraint constraints-other.txt --constraint deploy/docker/constraints-gpu.txt \
