@@ -150,6 +150,7 @@ def decode_attention(
     scale: float,
     *,
     kv_scales: Tensor | None = None,
+    out: Tensor | None = None,
 ) -> Tensor: ...
 
 
@@ -162,6 +163,7 @@ def decode_attention(
     *,
     softcap: float = 0.0,
     kv_scales: Tensor | None = None,
+    out: Tensor | None = None,
 ) -> Tensor: ...
 
 
@@ -173,6 +175,7 @@ def decode_attention(
     *,
     softcap: float = 0.0,
     kv_scales: Tensor | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """
     Attend each sequence's newest token to its cached keys, its own among them.
@@ -186,22 +189,25 @@ def decode_attention(
         softcap: Scores become softcap * tanh(score / softcap); 0 leaves them. On a GPU.
         kv_scales: [2, num_blocks, num_kv_heads, block_size] float32, what each token's keys and
             values in a float8_e4m3fn cache are multiplied by.
+        out: [num_seqs, num_heads, head_dim], contiguous, where the result goes; None makes memory for it.
 
     Returns:
-        [num_seqs, num_heads, head_dim], the dtype of `query`.
+        [num_seqs, num_heads, head_dim], the dtype of `query`: `out`, where it is given.
 
     Source: Kwon et al. 2023, arXiv:2309.06180, section 4.3.
     """
     if isinstance(plan, DecodePlan):
         assert softcap == 0.0
-        return decode_attention_reference(query, kv_cache, plan, scale, kv_scales)
+        attended = decode_attention_reference(query, kv_cache, plan, scale, kv_scales)
+        return attended if out is None else out.copy_(attended)
     if plan.cascade is not None:
         attend_prefixes(query, kv_cache, plan.block_tables, plan.cascade, scale, softcap=softcap, kv_scales=kv_scales)
     if query.is_cuda:
         from kernels.cuda.decode_attention import decode_attention_triton
 
-        return decode_attention_triton(query, kv_cache, plan, scale, softcap=softcap, kv_scales=kv_scales)
-    return paged_decode_reference(query, kv_cache, plan, scale, softcap=softcap, kv_scales=kv_scales)
+        return decode_attention_triton(query, kv_cache, plan, scale, softcap=softcap, kv_scales=kv_scales, out=out)
+    attended = paged_decode_reference(query, kv_cache, plan, scale, softcap=softcap, kv_scales=kv_scales)
+    return attended if out is None else out.copy_(attended)
 
 
 def paged_decode_reference(

@@ -6,7 +6,8 @@ prefix are gathered from its blocks first. So the product runs over contiguous m
 a page table.
 
 On a CPU each chunk is a call of its own, planned in a `PrefillPlan`. On a GPU a `VarlenPrefill`
-has all chunks in two parts, those without a prefix and those behind one, and each is one launch.
+has them in parts, those that are attended where they were computed and those that are attended in the
+cache, and each is one launch.
 """
 
 from dataclasses import dataclass
@@ -132,7 +133,7 @@ class VarlenPrefill:
     Args:
         window: The token at i sees j where i - window < j <= i; None is all up to i.
         fresh: Chunks that start their sequences; None if there are none. Their tokens come first.
-        behind: Chunks behind a cached prefix, in parts: the keys of one are gathered at a time.
+        behind: Other chunks, in parts: the keys of one, a prefix and the new ones, are gathered at a time.
     """
 
     window: int | None
@@ -150,6 +151,7 @@ def prefill_attention(
     scale: float,
     *,
     kv_scales: Tensor | None = None,
+    out: Tensor | None = None,
 ) -> Tensor: ...
 
 
@@ -164,6 +166,7 @@ def prefill_attention(
     *,
     softcap: float = 0.0,
     kv_scales: Tensor | None = None,
+    out: Tensor | None = None,
 ) -> Tensor: ...
 
 
@@ -177,6 +180,7 @@ def prefill_attention(
     *,
     softcap: float = 0.0,
     kv_scales: Tensor | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """
     Attend each new token to those up to it in its own sequence.
@@ -191,29 +195,33 @@ def prefill_attention(
         softcap: Scores become softcap * tanh(score / softcap); 0 leaves them. On a GPU.
         kv_scales: [2, num_blocks, num_kv_heads, block_size] float32, what each token's keys and
             values in a float8_e4m3fn cache are multiplied by.
+        out: [num_tokens, num_heads, head_dim], contiguous, where the result goes; None makes memory for it.
 
     Returns:
-        [num_tokens, num_heads, head_dim], the dtype of `query`.
+        [num_tokens, num_heads, head_dim], the dtype of `query`: `out`, where it is given.
 
     Source: Dao 2023, arXiv:2307.08691, for the tiling that SDPA does.
     """
+    if out is None:
+        out = torch.empty_like(query, memory_format=torch.contiguous_format)
     if isinstance(plan, PrefillPlan):
         assert softcap == 0.0
-        return prefill_attention_reference(query, key, value, kv_cache, plan, scale, kv_scales)
-    row, attended = 0, []
+        prefill_attention_reference(query, key, value, kv_cache, plan, scale, kv_scales, out)
+        return out
+    row = 0
     if plan.fresh is not None:
         row = plan.fresh.num_tokens
-        attended.append(varlen_attention(query[:row], key[:row], value[:row], plan.fresh, plan.window, scale, softcap))
+        varlen_attention(query[:row], key[:row], value[:row], plan.fresh, plan.window, scale, softcap, out[:row])
     for part in plan.behind:
         assert part.block_tables is not None
         assert part.slots is not None
         keys, values = gather_kv(
             kv_cache, part.block_tables, part.slots, part.key_start, part.num_keys, kv_scales, query.dtype
         )
-        rows = query[row : row + part.num_tokens]
-        attended.append(varlen_attention(rows, keys, values, part, plan.window, scale, softcap))
+        rows = slice(row, row + part.num_tokens)
+        varlen_attention(query[rows], keys, values, part, plan.window, scale, softcap, out[rows])
         row += part.num_tokens
-    return attended[0] if len(attended) == 1 else torch.cat(attended)
+    return out
 
 
 def prefill_attention_reference(
@@ -223,9 +231,9 @@ def prefill_attention_reference(
     kv_cache: Tensor,
     plan: PrefillPlan,
     scale: float,
-    kv_scales: Tensor | None = None,
-) -> Tensor:
-    out = torch.empty_like(query, memory_format=torch.contiguous_format)
+    kv_scales: Tensor | None,
+    out: Tensor,
+) -> None:
     for chunk in plan.chunks:
         members = slice(chunk.start, chunk.stop)
         keys, values = key[members], value[members]
@@ -243,12 +251,18 @@ def prefill_attention_reference(
             enable_gqa=True,
         )
         out[members] = attended[0].transpose(0, 1)
-    return out
 
 
 def varlen_attention(
-    query: Tensor, key: Tensor, value: Tensor, part: VarlenPart, window: int | None, scale: float, softcap: float = 0.0
-) -> Tensor:
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    part: VarlenPart,
+    window: int | None,
+    scale: float,
+    softcap: float,
+    out: Tensor,
+) -> None:
     """
     Attend chunks of tokens to keys and values that lie end to end as they do.
 
@@ -257,15 +271,14 @@ def varlen_attention(
         key, value: [num_keys, num_kv_heads, head_dim], last dim contiguous.
         part: Where chunks and keys begin.
         window, scale, softcap: As `prefill_attention` has them.
-
-    Returns:
-        [num_tokens, num_heads, head_dim], contiguous, the dtype of `query`.
+        out: [num_tokens, num_heads, head_dim], contiguous, the dtype of `query`; filled in.
     """
     if query.is_cuda:
         from kernels.cuda.prefill_attention import varlen_attention_triton
 
-        return varlen_attention_triton(query, key, value, part, window, scale, softcap)
-    return varlen_attention_reference(query, key, value, part, window, scale, softcap)
+        varlen_attention_triton(query, key, value, part, window, scale, softcap, out)
+    else:
+        out.copy_(varlen_attention_reference(query, key, value, part, window, scale, softcap))
 
 
 def varlen_attention_reference(

@@ -15,6 +15,9 @@ Int32s = NDArray[np.int32]
 
 # keys that one call gathers from behind prefixes: 64 Ki of 8 heads of 128 in bf16 are 256 MiB
 MAX_GATHERED_KEYS = 65_536
+# chunks of a step that one launch attends though some have no prefix: a tile for each place in the longest is
+# launched for all of them, which for many short ones costs more than a second launch
+MOST_TOGETHER = 8
 # numbers in 16 bytes: kernels are compiled anew for an address that is not a multiple of it
 ALIGNMENT = 4
 
@@ -56,12 +59,16 @@ class PackedPrefill:
     """
     The chunks of a step that bring their tokens: those that start a sequence, then those behind a prefix.
 
+    A few of both are attended together, which leaves multiprocessors idle at the end of one launch and not of two.
+
     Args:
         joins: [n * JOIN_COLUMNS].
         places, blocks: Entries of the block tables of those that join (slot * max_blocks + index), and what they
             become. No other chunk's table has grown: it holds the whole prompt.
         moved, computed: Slots, and how many of their tokens are computed after this step.
         input_ids, positions, slot_mapping: Of these chunks' tokens.
+        fresh: Chunks that are attended where they were computed.
+        behind: Runs of others, which are attended in the cache.
         sample_rows: Rows that sample among all token rows of the step: decodes come first.
         order: [num_sampling], place in `Step.sampled` of each row that samples.
         first_rows: By place in `Step.prefill_chunks`, the chunk's first token row.
@@ -185,8 +192,7 @@ class StepPacker:
             if chunk.samples:
                 sample_rows.append(row - 1)
                 order.append(places[id(chunk)])
-        fresh = [chunk for chunk in prefills if not chunk.start]
-        behind = _split(prefills[len(fresh) :])
+        fresh, behind = _parted(prefills)
         return PackedPrefill(
             num_tokens=row - num_decodes,
             joins=numbers.add(self._joins(joining)),
@@ -199,7 +205,7 @@ class StepPacker:
             slot_mapping=numbers.add(np.concatenate([self._cache_slots(chunk) for chunk in prefills])),
             sample_rows=numbers.add(sample_rows),
             fresh=_sections(numbers, fresh) if fresh else None,
-            behind=tuple(_sections(numbers, run) for run in behind),
+            behind=tuple(_sections(numbers, run) for run in _split(behind)),
             order=np.array(order, dtype=np.int64),
             first_rows=tuple(first_rows[id(chunk)] for chunk in step.prefill_chunks),
         )
@@ -245,8 +251,16 @@ def _has_prefix(chunk: Chunk) -> bool:
     return chunk.start > 0
 
 
+def _parted(chunks: SequenceOf[Chunk]) -> tuple[SequenceOf[Chunk], SequenceOf[Chunk]]:
+    """Those that are attended where they were computed, and those that are attended in the cache."""
+    count = sum(not _has_prefix(chunk) for chunk in chunks)
+    if count < len(chunks) <= MOST_TOGETHER:
+        count = 0
+    return chunks[:count], chunks[count:]
+
+
 def _split(chunks: SequenceOf[Chunk]) -> list[list[Chunk]]:
-    """Chunks behind prefixes in runs whose keys can be gathered at once; a single long one is a run too."""
+    """Chunks in runs whose keys can be gathered at once; a single long one is a run too."""
     runs: list[list[Chunk]] = []
     room = 0
     for chunk in chunks:

@@ -58,17 +58,16 @@ class Attention:
         query, key, value = rope_and_store(
             self.qkv.forward(hidden), rotation, batch.slot_mapping, kv_cache, self.num_heads, self.norms, kv_scales
         )
-        attended = []
+        attended = torch.empty_like(query, memory_format=torch.contiguous_format)
         split = batch.num_decodes
         if batch.decode:
-            decode = batch.decode[self.window]
-            attended.append(decode_attention(query[:split], kv_cache, decode, self.scale, kv_scales=kv_scales))
+            plan = batch.decode[self.window]
+            decode_attention(query[:split], kv_cache, plan, self.scale, kv_scales=kv_scales, out=attended[:split])
         if batch.prefill:
-            plan = batch.prefill[self.window]
             fresh = query[split:], key[split:], value[split:]
-            attended.append(prefill_attention(*fresh, kv_cache, plan, self.scale, kv_scales=kv_scales))
-        rows = attended[0] if len(attended) == 1 else torch.cat(attended)
-        return self.output.forward(rows.view(len(rows), -1))
+            chunks = batch.prefill[self.window]
+            prefill_attention(*fresh, kv_cache, chunks, self.scale, kv_scales=kv_scales, out=attended[split:])
+        return self.output.forward(attended.view(len(attended), -1))
 
     def tensors(self, prefix: str) -> Iterator[NamedTensor]:
         yield from self.qkv.tensors(prefix)

@@ -46,11 +46,12 @@ def decode_attention_triton(
     *,
     softcap: float = 0.0,
     kv_scales: Tensor | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     group_size = query.shape[1] // kv_cache.shape[2]
     dtype = str(kv_cache.dtype).removeprefix("torch.")
     config = tuned("decode_attention", head_dim=query.shape[2], group_size=group_size, dtype=dtype)
-    return launch(query, kv_cache, plan, scale, softcap, kv_scales, config)
+    return launch(query, kv_cache, plan, scale, softcap, kv_scales, config, out)
 
 
 def launch(
@@ -61,6 +62,7 @@ def launch(
     softcap: float,
     kv_scales: Tensor | None,
     config: dict[str, int],
+    out: Tensor | None = None,
 ) -> Tensor:
     """
     Attend with a given configuration.
@@ -77,7 +79,9 @@ def launch(
     assert kv_cache.stride(4) == 1
     heads = config["heads"] if num_kv_heads % config["heads"] == 0 else 1
 
-    out = torch.empty(num_seqs, num_heads, head_dim, dtype=query.dtype, device=query.device)
+    if out is None:
+        out = torch.empty(num_seqs, num_heads, head_dim, dtype=query.dtype, device=query.device)
+    assert out.is_contiguous()
     parts = plan.parts
     scales = kv_cache if kv_scales is None else kv_scales
     # without a cap the scale takes scores to powers of two, with one to those of the tangent

@@ -44,16 +44,25 @@ class Tiles(NamedTuple):
 
 
 def varlen_attention_triton(
-    query: Tensor, key: Tensor, value: Tensor, part: VarlenPart, window: int | None, scale: float, softcap: float = 0.0
-) -> Tensor:
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    part: VarlenPart,
+    window: int | None,
+    scale: float,
+    softcap: float,
+    out: Tensor,
+) -> None:
+    """See `kernels.prefill_attention.varlen_attention`."""
     head_dim, group_size = query.shape[2], query.shape[1] // key.shape[1]
     dtype = str(query.dtype).removeprefix("torch.")
     config = tuned("prefill_attention", padded_dim=_padded(head_dim), group_size=group_size, dtype=dtype)
     if part.max_key >= config["tma_from"] and takes_tma(query, key, value):
-        return attend(query, key, value, part, window, scale, softcap, tiles_of(config, "tma"), tma=True)
-    if softcap or part.max_key >= config["plain_from"] or not takes_flash(query):
-        return attend(query, key, value, part, window, scale, softcap, tiles_of(config, "plain"), tma=False)
-    return attend_flash(query, key, value, part, window, scale)
+        attend(query, key, value, part, window, scale, softcap, tiles_of(config, "tma"), tma=True, out=out)
+    elif softcap or part.max_key >= config["plain_from"] or not takes_flash(query):
+        attend(query, key, value, part, window, scale, softcap, tiles_of(config, "plain"), tma=False, out=out)
+    else:
+        out.copy_(attend_flash(query, key, value, part, window, scale))
 
 
 def tiles_of(config: dict[str, int], kernel: str) -> Tiles:
@@ -122,6 +131,7 @@ def attend(
     tiles: Tiles,
     *,
     tma: bool,
+    out: Tensor | None = None,
 ) -> Tensor:
     """
     Attend with a kernel of this file.
@@ -129,10 +139,12 @@ def attend(
     Args:
         query, key, value: Last dim contiguous.
         tma: Read through descriptors; only where `takes_tma`.
+        out: Contiguous; None makes memory for the result.
     """
     assert query.stride(2) == key.stride(2) == value.stride(2) == 1
     num_heads, head_dim = query.shape[1:]
-    out = torch.empty_like(query, memory_format=torch.contiguous_format)
+    if out is None:
+        out = torch.empty_like(query, memory_format=torch.contiguous_format)
     windowed = window is not None and window < part.max_key
     # tiles of one rank of all heads and sequences run together: heads of a group share keys in the L2 cache
     grid = (num_heads, part.query_start.numel() - 1, triton.cdiv(part.max_query, tiles.rows))

@@ -137,6 +137,27 @@ def test_decodes_send_a_head_of_fixed_places(packer: StepPacker, numbers: NDArra
     assert [-9] == np.unique(numbers[packer.head_count :]).tolist()
 
 
+@pytest.mark.parametrize(("num_fresh", "fresh", "runs"), [(1, False, [2]), (7, False, [8]), (8, True, [1])])
+def test_few_chunks_are_attended_together(
+    packer: StepPacker, numbers: NDArray[np.int32], num_fresh: int, fresh: bool, runs: list[int]
+) -> None:
+    """
+    Those that start a sequence beside one behind a prefix, as if they had an empty one; many have their own launch.
+    """
+    chunks = [Chunk(decoding(0, 8, [1, 2, 3]).sequence, 4, 4, samples=True)]
+    chunks += [Chunk(decoding(slot, 4, [4]).sequence, 0, 4, samples=True) for slot in range(1, num_fresh + 1)]
+
+    prefill = packer.pack(Step(0, tuple(chunks)), numbers).prefill
+
+    assert prefill is not None
+    assert (fresh, runs) == (prefill.fresh is not None, [run.slots.count for run in prefill.behind])
+    assert 4 * len(chunks) == prefill.num_tokens
+    last = prefill.behind[-1]
+    assert [0, *range(4, 4 * last.slots.count, 4), last.num_tokens] == numbers[last.query_start.place].tolist()
+    assert last.num_keys == last.num_tokens + 4 == numbers[last.key_start.place][-1]
+    assert [4 * num_fresh, *range(0, 4 * num_fresh, 4)] == list(prefill.first_rows)
+
+
 def test_who_joins_sends_its_whole_table(packer: StepPacker, numbers: NDArray[np.int32]) -> None:
     """
     Behind the head, and once: the chunks that follow find it on the device.
