@@ -25,6 +25,7 @@ class Pagemill:
 
     def __init__(self, config: EngineConfig) -> None:
         self.engine = load_engine(config)
+        self._token_budget = config.max_num_batched_tokens
         # as the worker does
         gc.collect()
         gc.freeze()
@@ -53,7 +54,7 @@ class Pagemill:
         }
         # 0 where CUDA was never started, which asking does not do
         if torch.cuda.memory_allocated():
-            stats["gpu"] = torch.cuda.get_device_name()
+            stats |= {"gpu": torch.cuda.get_device_name(), "max_num_batched_tokens": self._token_budget}
         return stats
 
     def close(self) -> None:

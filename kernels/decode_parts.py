@@ -10,7 +10,6 @@ size can have parts; those behind the last one find nothing to do.
 Source: Dao et al. 2023, "Flash-Decoding".
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -24,15 +23,6 @@ MIN_PROGRAMS = 1320
 # where the parts would be shorter than `SHORT_PART` for it, four are enough
 FEWEST_PROGRAMS = 528
 SHORT_PART = 512
-# a batch of no more sequences than give each two programs is not cut finer than that at any length: a launch
-# has programs for the most parts that there may be, and those of a small batch would be idle as a rule
-SMALL_BATCH = 264
-# from three for each on, a batch of like lengths is left whole: parts take time to start and to join
-WHOLE_PROGRAMS = 396
-# that run at once, seven on each; only behind them does a long one that is left for last run alone
-RESIDENT_PROGRAMS = 924
-# like lengths: the longest sequence is at most nine eighths of an equal share
-LIKE_SHARE = (9, 8)
 # a part of fewer tokens takes longer to start and to join than to read; all are multiples of it
 PART_UNIT = 64
 # of one sequence
@@ -89,17 +79,7 @@ def programs_of(num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.d
 
 def max_items(num_seqs: int, programs_a_seq: int) -> int:
     """Most parts that a batch is cut into, however long its sequences are."""
-    return min(MAX_PARTS * num_seqs, num_seqs + -(-wanted_programs(num_seqs * programs_a_seq) // programs_a_seq))
-
-
-def wanted_programs(num_programs: int) -> int:
-    """
-    How many a batch's tokens are dealt to, or more.
-
-    Args:
-        num_programs: Of the batch if nothing is cut.
-    """
-    return FEWEST_PROGRAMS if num_programs <= SMALL_BATCH else MIN_PROGRAMS
+    return min(MAX_PARTS * num_seqs, num_seqs + -(-MIN_PROGRAMS // programs_a_seq))
 
 
 def make_parts(
@@ -145,7 +125,7 @@ def cut_sequences_reference(
         lengths = lengths.clamp(max=window)
     if cascade is not None:
         lengths = lengths - cascade.rows[: len(lengths), 0]
-    longest = longest_part(lengths.tolist(), programs_a_seq)
+    longest = longest_part(int(lengths.sum()), programs_a_seq)
     counts = (-(-lengths // longest)).clamp(1, MAX_PARTS)
     shares = (-(-lengths // (counts * PART_UNIT))).clamp(min=1) * PART_UNIT
     counts = (-(-lengths // shares)).clamp(min=1)
@@ -156,17 +136,12 @@ def cut_sequences_reference(
     parts.items[: len(found)] = torch.tensor(found, dtype=torch.int32)
 
 
-def longest_part(lengths: Sequence[int], programs_a_seq: int) -> int:
+def longest_part(num_tokens: int, programs_a_seq: int) -> int:
     """
     How many tokens are not cut.
 
     Args:
-        lengths: Tokens that each sequence of the batch attends to.
+        num_tokens: That the whole batch attends to.
     """
-    num_programs = len(lengths) * programs_a_seq
-    work, most = sum(lengths) * programs_a_seq, max(lengths)
-    part = max(PART_UNIT, -(-work // wanted_programs(num_programs)), min(SHORT_PART, -(-work // FEWEST_PROGRAMS)))
-    times, share = LIKE_SHARE
-    if num_programs >= WHOLE_PROGRAMS and most * min(num_programs, RESIDENT_PROGRAMS) * share <= work * times:
-        return max(part, most)
-    return part
+    work = num_tokens * programs_a_seq
+    return max(PART_UNIT, -(-work // MIN_PROGRAMS), min(SHORT_PART, -(-work // FEWEST_PROGRAMS)))

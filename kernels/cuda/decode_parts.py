@@ -8,15 +8,12 @@ from kernels.cascade_attention import Cascade
 from kernels.cuda.early import let_next_start, starts_early, wait_for_previous
 from kernels.decode_parts import (
     FEWEST_PROGRAMS,
-    LIKE_SHARE,
     MAX_PARTS,
+    MIN_PROGRAMS,
     PART_SHIFT,
     PART_UNIT,
-    RESIDENT_PROGRAMS,
     SHORT_PART,
-    WHOLE_PROGRAMS,
     DecodeParts,
-    wanted_programs,
 )
 
 
@@ -25,7 +22,6 @@ def cut_sequences_triton(
 ) -> None:
     """See `kernels.decode_parts.cut_sequences`."""
     num_seqs = len(seq_lens)
-    num_programs = num_seqs * programs_a_seq
     early = starts_early(num_seqs)
     _cut_kernel[(1,)](
         parts.items,
@@ -37,14 +33,10 @@ def cut_sequences_triton(
         num_seqs,
         len(parts.items),
         programs_a_seq,
-        # of an even batch that is left whole; more than there are tokens where none is
-        min(num_programs, RESIDENT_PROGRAMS) if num_programs >= WHOLE_PROGRAMS else 2**30,
-        wanted_programs(num_programs),
         ROWS=triton.next_power_of_2(num_seqs),
         UNIT=PART_UNIT,
         MOST=MAX_PARTS,
-        LIKE=LIKE_SHARE[0],
-        LIKE_TO=LIKE_SHARE[1],
+        WANTED=MIN_PROGRAMS,
         ENOUGH=FEWEST_PROGRAMS,
         SHORT=SHORT_PART,
         SHIFT=PART_SHIFT,
@@ -54,7 +46,7 @@ def cut_sequences_triton(
     )
 
 
-@triton.jit(do_not_specialize=["window", "num_seqs", "num_items", "programs", "at_once", "wanted"])
+@triton.jit(do_not_specialize=["window", "num_seqs", "num_items", "programs"])
 def _cut_kernel(
     items,
     shares,
@@ -65,13 +57,10 @@ def _cut_kernel(
     num_seqs,
     num_items,
     programs,
-    at_once,
-    wanted,
     ROWS: tl.constexpr,
     UNIT: tl.constexpr,
     MOST: tl.constexpr,
-    LIKE: tl.constexpr,
-    LIKE_TO: tl.constexpr,
+    WANTED: tl.constexpr,
     ENOUGH: tl.constexpr,
     SHORT: tl.constexpr,
     SHIFT: tl.constexpr,
@@ -86,9 +75,8 @@ def _cut_kernel(
         lengths -= tl.load(prefix_rows + rows * 4, mask=there, other=0)
 
     work = tl.sum(lengths.to(tl.int64)) * programs
-    most = tl.max(lengths).to(tl.int64)
-    longest = tl.maximum(tl.cdiv(work, wanted), tl.minimum(tl.cdiv(work, ENOUGH), SHORT))
-    longest = tl.maximum(longest, tl.where(most * at_once * LIKE_TO <= work * LIKE, most, UNIT)).to(tl.int32)
+    longest = tl.maximum(tl.cdiv(work, WANTED), tl.minimum(tl.cdiv(work, ENOUGH), SHORT))
+    longest = tl.maximum(longest, UNIT).to(tl.int32)
     counts = tl.minimum(tl.maximum(tl.cdiv(lengths, longest), 1), MOST)
     share = tl.maximum(tl.cdiv(lengths, counts * UNIT), 1) * UNIT
     # rounding leaves some without a token

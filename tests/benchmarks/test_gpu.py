@@ -54,6 +54,19 @@ def test_a_folder_for_the_peer_is_on_its_path_alone(tmp_path: Path) -> None:
     assert str(tmp_path) == vllm._environment["PYTHONPATH"].split(os.pathsep)[0]
 
 
+@pytest.mark.parametrize(("name", "budget"), [("llama-3.1-8b", 8192), ("qwen2.5-0.5b", 16_384)])
+def test_steps_are_as_large_as_the_cache_allows(tmp_path: Path, name: str, budget: int) -> None:
+    """
+    A setting that is given comes last, and so counts.
+    """
+    args = gpu.parse(["--set", "max_num_batched_tokens=4096"])
+
+    words = gpu.contender(gpu.Start("pagemill", 8, ()), Model(name, tmp_path, 1024, dummy=True), args)._command
+
+    given = [word for word in words if word.startswith("max_num_batched_tokens")]
+    assert [f"max_num_batched_tokens={budget}", "max_num_batched_tokens=4096"] == given
+
+
 @pytest.fixture
 def toys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """

@@ -44,7 +44,7 @@ def random(*shape: int, dtype: torch.dtype) -> Tensor:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("hidden", [64, 896, 3584, 4096, 8192])
-@pytest.mark.parametrize("num_tokens", [1, 257, 2051])
+@pytest.mark.parametrize("num_tokens", [1, 257])
 def test_norms_equal_float64(dtype: torch.dtype, hidden: int, num_tokens: int) -> None:
     """
     Rows are normed; with a residual its sum is kept, and is what is normed.

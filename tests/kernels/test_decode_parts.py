@@ -68,26 +68,7 @@ def test_a_part_is_short_beside_the_batch() -> None:
     """
     A large batch is cut into long parts, a small one into parts that are worth a program of their own.
     """
-    batches = [[512] * (batch - 1) + [2048] for batch in (1, 32, 256, 1024)]
-    assert [64, 136, 512, 2048] == [longest_part(lengths, 4) for lengths in batches]
-
-
-@pytest.mark.parametrize(("count", "whole"), [(98, False), (99, True), (300, True)])
-def test_a_batch_of_like_lengths_that_fills_a_gpu_is_left_whole(count: int, whole: bool) -> None:
-    """
-    Parts would take time to start and to join; a longer sequence among them is cut all the same.
-    """
-    lengths = [4000 + row % 256 for row in range(count)]
-
-    assert whole == bool((cut(lengths, 4).firsts.diff() == 1).all())
-    assert (cut([16_000, *lengths], 4).firsts.diff()[0] > 1).item()
-
-
-def test_a_small_batch_has_few_idle_programs() -> None:
-    """
-    As many parts as give each multiprocessor four, beside one for each sequence.
-    """
-    assert [164, 66 + 132, 67 + 330] == [max_items(count, 4) for count in (32, 66, 67)]
+    assert [64, 125, 512, 1589] == [longest_part(batch * 512, 4) for batch in (1, 32, 256, 1024)]
 
 
 def test_what_is_long_among_many_is_cut() -> None:

@@ -13,13 +13,12 @@ def test_spills_nothing(rows: int, num_warps: int, cascade: bool) -> None:
     One program holds the numbers of all sequences.
     """
     signature = dict.fromkeys(("items", "shares", "firsts", "seq_lens"), "*i32")
-    signature |= dict.fromkeys(("window", "num_seqs", "num_items", "programs", "at_once", "wanted"), "i32")
+    signature |= dict.fromkeys(("window", "num_seqs", "num_items", "programs"), "i32")
     fixed = {
         "ROWS": rows,
         "UNIT": 64,
         "MOST": 32,
-        "LIKE": 9,
-        "LIKE_TO": 8,
+        "WANTED": 1320,
         "ENOUGH": 528,
         "SHORT": 512,
         "SHIFT": 16,

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from kernels.cuda import rms_norm
 from kernels.cuda.rms_norm import add_rms_norm_triton, rms_norm_triton
 from tests.support.elementwise import EPS, cut_off, normed
 from tests.support.numerics import assert_near
@@ -24,21 +23,6 @@ def test_rms_norm_equals_float64(dtype: torch.dtype, shape: tuple[int, ...]) -> 
 
     assert out.is_contiguous()
     assert_near(normed(x, weight), out, cut_off(dtype, 2))
-
-
-def test_short_rows_share_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    Where there are many, and the last program has some left; what lies behind them is not touched.
-    """
-    monkeypatch.setattr(rms_norm, "MANY_ROWS", 5)
-    torch.manual_seed(3)
-    wide, residual = torch.randn(9, 96), torch.randn(9, 96)
-    weight, total, after = torch.rand(96), wide[:7] + residual[:7], residual[7:].clone()
-
-    assert_near(normed(wide[:7], weight), rms_norm_triton(wide[:7], weight, EPS))
-    assert_near(normed(total, weight), add_rms_norm_triton(wide[:7], residual[:7], weight, EPS))
-    assert torch.equal(total, residual[:7])
-    assert torch.equal(after, residual[7:])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
