@@ -4,8 +4,10 @@ Decode steps as CUDA graphs: one launch in place of some hundreds.
 A batch runs in the graph of the next larger size, its missing rows filled with padding.
 """
 
+import gc
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from enum import Enum
 from math import inf
 
@@ -61,14 +63,15 @@ class DecodeGraphs:
     def capture(self) -> None:
         """Capture them all, the largest first: the smaller ones fit into its memory."""
         pool = torch.cuda.graph_pool_handle()
-        for size, sampling, cascade in self._kinds():
-            # libraries load their kernels for a shape at its first call, which a capture may not contain
-            if not cascade or sampling is Sampling.GREEDY:
-                self._run(size, sampling, cascade)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-                self._run(size, sampling, cascade)
-            self._graphs[size, sampling, cascade] = graph
+        with _garbage_kept():
+            for size, sampling, cascade in self._kinds():
+                # libraries load their kernels for a shape at its first call, which a capture may not contain
+                if not cascade or sampling is Sampling.GREEDY:
+                    self._run(size, sampling, cascade)
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+                    self._run(size, sampling, cascade)
+                self._graphs[size, sampling, cascade] = graph
         torch.cuda.synchronize()
 
     def more_padding(self, num_rows: int) -> float:
@@ -90,3 +93,16 @@ class DecodeGraphs:
             for size in reversed(sizes):
                 for sampling in Sampling:
                     yield size, sampling, cascade
+
+
+@contextmanager
+def _garbage_kept() -> Iterator[None]:
+    """Collect garbage before, and none meanwhile: graphs of an earlier engine among it would end a capture."""
+    gc.collect()
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

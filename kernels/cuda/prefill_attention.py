@@ -3,11 +3,10 @@ Attention of runs of new tokens on a GPU, over adjacent keys and values.
 
 Two engines do the same product. FlashAttention-2, which torch carries, is the faster for short
 prompts. The kernels here take over for long ones, and for what it lacks: float32, other head
-sizes, soft caps. One reads tiles through TMA descriptors, by warps that do nothing else; the plain
-one reads them through pointers and takes any strides.
+sizes, soft caps. One reads tiles through TMA descriptors; the plain one reads them through pointers
+and takes any strides.
 
-Sources: Dao 2023, arXiv:2307.08691, for the loop over keys; Shah et al. 2024, arXiv:2407.08608,
-for warps that only load.
+Source: Dao 2023, arXiv:2307.08691, for the loop over keys.
 """
 
 import functools
@@ -33,7 +32,6 @@ class Tiles(NamedTuple):
 
     Args:
         rows, keys: Of a tile of scores, powers of 2, 16 at least.
-        warps: With TMA 4 mean two groups of 4 that compute and one that loads, more share all work.
         stages: Tiles of keys and values in flight.
     """
 
@@ -148,7 +146,7 @@ def attend(
     windowed = window is not None and window < part.max_key
     # tiles of one rank of all heads and sequences run together: heads of a group share keys in the L2 cache
     grid = (num_heads, part.query_start.numel() - 1, triton.cdiv(part.max_query, tiles.rows))
-    kernel, own = (_tma_kernel, {"SPECIALIZE": tiles.warps == 4}) if tma else (_plain_kernel, {"PRECISION": "ieee"})
+    kernel, own = (_tma_kernel, {}) if tma else (_plain_kernel, {"PRECISION": "ieee"})
     if tma:
         # descriptors made on the device lie in global memory; the setting is the calling thread's own
         triton.set_allocator(_workspace)
@@ -297,7 +295,7 @@ def _tma_kernel(
     query_token, query_head, key_token, key_head, value_token, value_head, out_token, out_head,
     group_size, window, scale_log2, cap_in, cap,
     D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, CDT: tl.constexpr, SPECIALIZE: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, CDT: tl.constexpr,
 ):  # fmt: skip
     first_query, first_key, num_queries, num_keys, row, position, start, stop = _tile_of(
         query_start, key_start, window, BM, BN, HAS_WINDOW
@@ -325,13 +323,20 @@ def _tma_kernel(
         peak = tl.full([BM], -1e30, tl.float32)
         total = tl.zeros([BM], tl.float32)
         acc = tl.zeros([BM, DP], tl.float32)
-        # triton 3.6 sets warps apart for one loop without branches only, so there all tiles are masked
-        for n in tl.range(start, stop, BN, warp_specialize=SPECIALIZE):
+        # tiles that every row sees in full need no mask; with a window all are masked
+        masked = start
+        if not HAS_WINDOW:
+            masked = (position + 1) // BN * BN
+            for n in tl.range(0, masked, BN):
+                scores = tl.dot(query, keys.load([n, 0]).T)
+                if HAS_CAP:
+                    scores = _cap(scores, cap_in, cap)
+                acc, total, peak = _fold(acc, total, peak, scores, values.load([n, 0]), scale_log2, CDT, "ieee")
+        for n in tl.range(masked, stop, BN):
             scores = tl.dot(query, keys.load([n, 0]).T)
             if HAS_CAP:
                 scores = _cap(scores, cap_in, cap)
-            if SPECIALIZE or HAS_WINDOW or n + BN > position + 1:
-                scores = _hide(scores, positions, n + columns, window, HAS_WINDOW)
+            scores = _hide(scores, positions, n + columns, window, HAS_WINDOW)
             acc, total, peak = _fold(acc, total, peak, scores, values.load([n, 0]), scale_log2, CDT, "ieee")
 
         acc /= tl.where(total > 0, total, 1.0)[:, None]

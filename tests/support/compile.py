@@ -26,7 +26,7 @@ class Compiled:
         shared: Bytes of shared memory a thread block takes.
         spills: Bytes of registers stored to memory and loaded again.
         registers: Of each thread.
-        num_warps: Of a thread block; more than asked for where the compiler specialises warps.
+        num_warps: Of a thread block.
     """
 
     ptx: str
