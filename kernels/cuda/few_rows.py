@@ -3,19 +3,33 @@
 from torch import Tensor
 
 from kernels.cuda import gemv, skinny_gemm
+from kernels.rms_norm import RowNorm
 
 
-def few_rows_product(x: Tensor, weight: Tensor, bias: Tensor | None, *, gated: bool = False) -> Tensor | None:
+def few_rows_product(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    gated: bool = False,
+    norm: RowNorm | None = None,
+    residual: Tensor | None = None,
+) -> Tensor | None:
     """
     `kernels.linear.linear` or `gated_linear` by one of our kernels; None where the library is the faster.
 
     Args:
         x: [num_rows, in_features], of 16 bits.
         weight: [out_features, in_features].
+        norm: Of the rows, before; None as well where a kernel of its own for it is the faster.
+        residual: [num_rows, out_features], contiguous rows; the product is added to it, and it is what is returned.
     """
     if len(x) > skinny_gemm.MAX_ROWS or not weight.is_contiguous():
         return None
     out_features, in_features = weight.shape
     kernel = gemv if len(x) <= gemv.MAX_ROWS else skinny_gemm
     config = kernel.config_for(len(x), in_features, out_features, x.dtype, gated)
-    return kernel.launch(x, weight, bias, config, gated=gated) if config["use"] else None
+    if not config["use"] or (not config["fuse"] and (norm is not None or residual is not None)):
+        return None
+    product: Tensor = kernel.launch(x, weight, bias, config, gated=gated, norm=norm, residual=residual)
+    return product
