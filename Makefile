@@ -60,8 +60,8 @@ demo: $(VENV)/.run  ## summarise 24 documents with a real model, from nothing
 
 test: $(VENV)/.dev $(VENV)/.servers  ## run all tests but the slow ones
 	$(BIN)/python -m pytest -n 3 --dist worksteal $(PYTEST_ARGS)
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels/interpreted $(PYTEST_ARGS)
-	$(BIN)/python -m pytest tests/kernels/compiled $(PYTEST_ARGS)
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels/interpreted -n 2 --dist worksteal $(PYTEST_ARGS)
+	$(BIN)/python -m pytest tests/kernels/compiled -n 2 --dist worksteal $(PYTEST_ARGS)
 
 test-gpu:  ## run the tests that need a GPU, with the python that has its torch (PYTHON=...)
 	$(PYTHON) -m pytest tests/gpu --confcutdir=tests/gpu -p no:benchmark $(PYTEST_ARGS)
