@@ -264,10 +264,14 @@ class BlockManager:
     def completed(self, step_id: int) -> None:
         """Note that a step, and all before it, touch no block any more: blocks fenced by them come back."""
         self._completed = step_id
+        tables: list[list[int]] = []
         while self._fences and self._fences[0][0] <= step_id:
             _, device_blocks, host_blocks = self._fences.popleft()
             self.num_fenced_blocks -= len(device_blocks)
-            self._release(device_blocks, host_blocks)
+            tables.append(device_blocks)
+            self._free_host += host_blocks
+        if tables:
+            self._release(tables)
 
     def check(self, owners: Iterable[Sequence]) -> None:
         """
@@ -351,20 +355,21 @@ class BlockManager:
 
     def _fence(self, step_id: int, device_blocks: list[int], host_blocks: list[int]) -> None:
         if step_id <= self._completed:
-            self._release(device_blocks, host_blocks)
+            self._release([device_blocks])
+            self._free_host += host_blocks
         elif device_blocks or host_blocks:
             self.num_fenced_blocks += len(device_blocks)
             self._fences.append((step_id, device_blocks, host_blocks))
 
-    def _release(self, device_blocks: list[int], host_blocks: list[int]) -> None:
-        # no table has a block twice
-        blocks = np.array(device_blocks, dtype=np.int64)
-        references = self._references[blocks] - 1
-        self._references[blocks] = references
-        hashes = self._hashes
-        empty, cached = list[int](), list[int]()
-        for block in blocks[references == 0].tolist():
-            (empty if hashes[block] is None else cached).append(block)
+    def _release(self, tables: Iterable[list[int]]) -> None:
+        # all go to the free list together, in the order in which their last owners let them go
+        empty, cached, hashes = list[int](), list[int](), self._hashes
+        for table in tables:
+            # no table has a block twice
+            blocks = np.array(table, dtype=np.int64)
+            references = self._references[blocks] - 1
+            self._references[blocks] = references
+            for block in blocks[references == 0].tolist():
+                (empty if hashes[block] is None else cached).append(block)
         self._free.push_first(empty)
         self._free.push_last(cached, kept=self._popular[cached])
-        self._free_host += host_blocks
