@@ -54,12 +54,11 @@ class BlockManager:
         self._hashes: list[bytes | None] = [None] * num_blocks
         self._cached: dict[bytes, int] = {}
         # blocks that a second sequence has found in the cache: others are likely to
-        self._popular = bytearray(num_blocks)
+        self._popular = np.zeros(num_blocks, dtype=np.bool_)
         # prompt blocks that a running sequence is about to fill, by hash
         self._computing: dict[bytes, Sequence] = {}
         self._free = FreeList(num_blocks)
-        for block in range(num_blocks - 1, 0, -1):
-            self._free.push_first(block)
+        self._free.push_first(range(num_blocks - 1, 0, -1))
         self._free_host = list(range(num_host_blocks - 1, -1, -1))
 
         self._launched = 0
@@ -177,8 +176,7 @@ class BlockManager:
         """
         taken, cached = self._free.pop_behind(newest, room=MAX_ROOM)
         self._references[taken] = 1
-        for block in cached:
-            self._forget(block)
+        self._forget(cached)
         for table, block in zip(tables, taken.tolist(), strict=True):
             table.append(block)
         return taken
@@ -188,17 +186,15 @@ class BlockManager:
         first, stop = sequence.num_committed, num_tokens // self.block_size
         if not self.prefix_caching or stop <= first:
             return
-        cached, computing = self._cached, self._computing
-        hashes, table = self._hasher.extend(sequence, stop), sequence.block_table
-        for index in range(first, stop):
-            name = hashes[index]
+        cached, computing, hashes = self._cached, self._computing, self._hashes
+        names = self._hasher.extend(sequence, stop)[first:stop]
+        for name, block in zip(names, sequence.block_table[first:stop], strict=True):
             if computing and computing.get(name) is sequence:
                 del computing[name]
             # computed twice: the first copy stays the cached one, this one ends with its sequence
             if name not in cached:
-                block = table[index]
                 cached[name] = block
-                self._hashes[block] = name
+                hashes[block] = name
         sequence.num_committed = stop
 
     def reset_cache(self) -> None:
@@ -208,8 +204,7 @@ class BlockManager:
 
     def discard(self, sequence: Sequence) -> None:
         """Forget the cached content of a sequence's blocks, and share no more of it: it is not to be trusted."""
-        for block in sequence.block_table:
-            self._forget(block)
+        self._forget(sequence.block_table)
         sequence.num_known_at_start = sequence.num_tokens
 
     def free(self, sequence: Sequence) -> None:
@@ -269,10 +264,14 @@ class BlockManager:
     def completed(self, step_id: int) -> None:
         """Note that a step, and all before it, touch no block any more: blocks fenced by them come back."""
         self._completed = step_id
+        tables: list[list[int]] = []
         while self._fences and self._fences[0][0] <= step_id:
             _, device_blocks, host_blocks = self._fences.popleft()
             self.num_fenced_blocks -= len(device_blocks)
-            self._release(device_blocks, host_blocks)
+            tables.append(device_blocks)
+            self._free_host += host_blocks
+        if tables:
+            self._release(tables)
 
     def check(self, owners: Iterable[Sequence]) -> None:
         """
@@ -315,11 +314,8 @@ class BlockManager:
         return (sequence.num_known - 1) // self.block_size
 
     def _start(self, sequence: Sequence, matched: list[int]) -> None:
-        for block in matched:
-            if not self._references[block]:
-                self._free.remove(block)
-            self._references[block] += 1
-            self._popular[block] = 1
+        if matched:
+            self._share(np.array(matched, dtype=np.int64))
         count = self.num_blocks_for(sequence.num_tokens) - len(matched)
         sequence.block_table = matched + self._take(sequence, count, after=matched[-1] if matched else 0)
         sequence.num_committed = len(matched)
@@ -328,20 +324,28 @@ class BlockManager:
             for name in sequence.block_hashes[len(matched) : self._num_shareable(sequence)]:
                 self._computing.setdefault(name, sequence)
 
+    def _share(self, blocks: NDArray[np.int64]) -> None:
+        # a cached prefix has no block twice
+        references = self._references[blocks]
+        self._free.remove(blocks[references == 0])
+        self._references[blocks] = references + 1
+        self._popular[blocks] = True
+
     def _take(self, sequence: Sequence, count: int, *, after: int) -> list[int]:
         room = min(MAX_ROOM, (sequence.request.params.max_tokens - sequence.num_output) // self.block_size)
         taken = self._free.pop(count, after=after, room=room)
         self._references[taken] = 1
-        for block in taken:
-            self._forget(block)
+        self._forget(taken)
         return taken
 
-    def _forget(self, block: int) -> None:
-        name = self._hashes[block]
-        if name is not None:
-            del self._cached[name]
-            self._hashes[block] = None
-            self._popular[block] = 0
+    def _forget(self, blocks: list[int]) -> None:
+        hashes = self._hashes
+        for block in blocks:
+            name = hashes[block]
+            if name is not None:
+                del self._cached[name]
+                hashes[block] = None
+                self._popular[block] = False
 
     def _stop_computing(self, sequence: Sequence) -> None:
         if self._computing:
@@ -351,20 +355,21 @@ class BlockManager:
 
     def _fence(self, step_id: int, device_blocks: list[int], host_blocks: list[int]) -> None:
         if step_id <= self._completed:
-            self._release(device_blocks, host_blocks)
+            self._release([device_blocks])
+            self._free_host += host_blocks
         elif device_blocks or host_blocks:
             self.num_fenced_blocks += len(device_blocks)
             self._fences.append((step_id, device_blocks, host_blocks))
 
-    def _release(self, device_blocks: list[int], host_blocks: list[int]) -> None:
-        # no table has a block twice
-        self._references[device_blocks] -= 1
-        referenced = self._references[device_blocks].tolist()
-        for block, count in zip(device_blocks, referenced, strict=True):
-            if count:
-                continue
-            if self._hashes[block] is None:
-                self._free.push_first(block)
-            else:
-                self._free.push_last(block, keep=bool(self._popular[block]))
-        self._free_host += host_blocks
+    def _release(self, tables: Iterable[list[int]]) -> None:
+        # all go to the free list together, in the order in which their last owners let them go
+        empty, cached, hashes = list[int](), list[int](), self._hashes
+        for table in tables:
+            # no table has a block twice
+            blocks = np.array(table, dtype=np.int64)
+            references = self._references[blocks] - 1
+            self._references[blocks] = references
+            for block in blocks[references == 0].tolist():
+                (empty if hashes[block] is None else cached).append(block)
+        self._free.push_first(empty)
+        self._free.push_last(cached, kept=self._popular[cached])

@@ -104,11 +104,14 @@ class Claims:
             return True
         if self._too_large == (running.entries.changes, entry):
             return False
+        num_tokens = entry.sequence.num_tokens
+        own_left = max(0, entry.expected - num_tokens)
+        # as a rule there is room for all of them at their longest, even if this one shared nothing
+        others = int(running.longest().sum()) + len(running) * size
+        if others + blocks.num_blocks_for(num_tokens) * size + own_left + size <= pool:
+            return True
         own = blocks.num_blocks_to_start(entry.sequence, matched) * size
-        own_left = max(0, entry.expected - entry.sequence.num_tokens)
-        # as a rule there is room for all of them at their longest
-        most = int(running.num_tokens.sum()) + int(running.left().sum()) + len(running) * size
-        if most + own + own_left + size <= pool or self._peak(own, own_left) <= pool:
+        if others + own + own_left + size <= pool or self._peak(own, own_left) <= pool:
             return True
         self._too_large = (running.entries.changes, entry)
         return False

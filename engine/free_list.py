@@ -1,5 +1,7 @@
 """The free blocks, least recently used first, with removal from the middle in constant time."""
 
+from collections.abc import Sequence as SequenceOf
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -45,21 +47,31 @@ class FreeList:
     def __contains__(self, block: int) -> bool:
         return bool(self._age[block] != _TAKEN)
 
-    def push_first(self, block: int) -> None:
-        """Add a block without content: it is the next to be taken."""
-        self._add(block, 0)
-        self._link(0, block, self._next[0])
+    def push_first(self, blocks: SequenceOf[int]) -> None:
+        """Add blocks without content, one after the other: the last of them is the next to be taken."""
+        if blocks:
+            self._add(blocks, 0)
+            self._link(blocks[::-1], before=0, after=self._next[0])
 
-    def push_last(self, block: int, *, keep: bool = False) -> None:
-        """Add a block with cached content: it is the last to go, and no run goes before it if it is to be kept."""
-        self._pushes += 1
-        self._add(block, _KEPT if keep else self._pushes)
-        self._link(self._previous[0], block, 0)
+    def push_last(self, blocks: SequenceOf[int], *, kept: NDArray[np.bool_] | None = None) -> None:
+        """
+        Add blocks with cached content, one after the other: the last of them is the last to go.
 
-    def remove(self, block: int) -> None:
-        """Take out a block that is on the list."""
-        self._age[block] = _TAKEN
-        self._size -= 1
+        Args:
+            kept: [len(blocks)], which of them no run goes before; none of them by default.
+        """
+        if blocks:
+            ages = np.arange(self._pushes + 1, self._pushes + 1 + len(blocks))
+            if kept is not None:
+                ages[kept] = _KEPT
+            self._pushes += len(blocks)
+            self._add(blocks, ages)
+            self._link(blocks, before=self._previous[0], after=0)
+
+    def remove(self, blocks: SequenceOf[int] | NDArray[np.int64]) -> None:
+        """Take out blocks, all different, that are on the list."""
+        self._age[blocks] = _TAKEN
+        self._size -= len(blocks)
 
     def pop(self, count: int, *, after: int = 0, room: int = 0) -> list[int]:
         """
@@ -74,13 +86,15 @@ class FreeList:
         assert count <= self._size, f"{count} blocks wanted and {self._size} free"
         taken: list[int] = []
         block = after + 1 if after else 0
-        for missing in range(count, 0, -1):
-            if not self._is_cheap(block):
-                block = self._run_start()
+        while missing := count - len(taken):
+            length = self._run_length(block, missing)
+            if not length:
+                block, length = self._run_start(), 1
                 self._rotor = block + missing + room
-            self.remove(block)
-            taken.append(block)
-            block += 1
+            self._age[block : block + length] = _TAKEN
+            self._size -= length
+            taken += range(block, block + length)
+            block += length
         return taken
 
     def pop_behind(self, blocks: NDArray[np.int32], *, room: int) -> tuple[NDArray[np.int64], list[int]]:
@@ -107,7 +121,8 @@ class FreeList:
             block = self._run_start()
             self._rotor = block + 1 + room
             taken[place], ages[place] = block, self._age[block]
-            self.remove(block)
+            self._age[block] = _TAKEN
+            self._size -= 1
         return taken, taken[(ages > 0).nonzero()[0]].tolist()
 
     def check(self) -> None:
@@ -122,17 +137,25 @@ class FreeList:
             assert met.issuperset(free), f"blocks {set(free) - met} are free and not on the list"
             assert len(free) == self._size, f"{len(free)} blocks on the list and {self._size} counted"
 
-    def _add(self, block: int, age: int) -> None:
-        assert self._age[block] == _TAKEN, f"block {block} is free already"
-        if self._next[block] != _ABSENT:
-            self._unlink(block)
-        self._age[block] = age
-        self._size += 1
+    def _add(self, blocks: SequenceOf[int], ages: NDArray[np.int64] | int) -> None:
+        places = np.array(blocks, dtype=np.int64)
+        free = len(blocks) - np.count_nonzero(self._age[places] == _TAKEN)
+        assert not free, f"{free} of blocks {blocks} are free already"
+        self._age[places] = ages
+        self._size += len(blocks)
+        links = self._next
+        for block in blocks:
+            if links[block] != _ABSENT:
+                self._unlink(block)
 
-    def _link(self, before: int, block: int, after: int) -> None:
-        self._next[before] = self._previous[after] = block
-        self._previous[block] = before
-        self._next[block] = after
+    def _link(self, blocks: SequenceOf[int], *, before: int, after: int) -> None:
+        following, previous = self._next, self._previous
+        for block in blocks:
+            following[before] = block
+            previous[block] = before
+            before = block
+        following[before] = after
+        previous[after] = before
 
     def _unlink(self, block: int) -> None:
         before, after = self._previous[block], self._next[block]
@@ -140,9 +163,14 @@ class FreeList:
         self._previous[after] = before
         self._next[block] = self._previous[block] = _ABSENT
 
-    def _is_cheap(self, block: int) -> bool:
-        # free, and empty or neither kept nor young
-        return bool(self._age[block] < self._oldest_dear)
+    def _run_length(self, block: int, most: int) -> int:
+        # blocks from this one on that are cheap: free, and empty or neither kept nor young
+        dear = self._oldest_dear
+        if self._age[block] >= dear:
+            return 0
+        cheap = self._age[block : block + most] < dear
+        length = int(cheap.argmin())
+        return length if not cheap[length] else len(cheap)
 
     @property
     def _oldest_dear(self) -> int:

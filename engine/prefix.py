@@ -1,14 +1,20 @@
 """Names for full blocks of tokens, chained so that equal names mean equal histories."""
 
 import hashlib
+from collections import OrderedDict
 from collections.abc import Callable
+from typing import NamedTuple
 
 import xxhash
 
-from engine.request import Request, Sequence
+from engine.request import Request, Sequence, TokenIds
 
 HashFunction = Callable[[bytes], bytes]
 _TOKEN_BYTES = 4
+# blocks that are worth a look-up: one that finds nothing, with what is kept then, costs as much as a dozen hashes
+MIN_RUN = 32
+# tokens that are remembered: 4 MB with the names of their blocks
+MAX_RUN_TOKENS = 1 << 19
 # what else the KV of a block depends on: (tag, value, ...), the tag says which kind
 Extras = tuple[tuple[str | int, ...], ...]
 
@@ -53,6 +59,7 @@ class PrefixHasher:
     def __init__(self, *, block_size: int, hash_function: HashFunction = xxh3_128) -> None:
         self.block_size = block_size
         self.hash_function = hash_function
+        self._runs = _Runs(block_size)
 
     def extend(self, sequence: Sequence, num_blocks: int) -> list[bytes]:
         """
@@ -67,12 +74,74 @@ class PrefixHasher:
             return hashes
         size = self.block_size
         parent = hashes[-1] if hashes else root_hash(sequence.request, hash_function=self.hash_function)
-        tokens = sequence.token_ids(first * size, num_blocks * size).tobytes()
-        for start in range(0, len(tokens), _TOKEN_BYTES * size):
-            block = tokens[start : start + _TOKEN_BYTES * size]
-            parent = block_hash(parent, block, hash_function=self.hash_function)
-            hashes.append(parent)
+        tokens = sequence.token_ids(first * size, num_blocks * size)
+        while len(tokens) >= MIN_RUN * size:
+            known = self._runs.find(parent, tokens)
+            if not known:
+                names = self._name(parent, tokens)
+                self._runs.keep(parent, tokens, names)
+                hashes += names
+                return hashes
+            hashes += known
+            parent, tokens = known[-1], tokens[len(known) * size :]
+        hashes += self._name(parent, tokens)
         return hashes
+
+    def _name(self, parent: bytes, tokens: TokenIds) -> list[bytes]:
+        # `block_hash` without a call of it for each block, which costs as much as the hash
+        function, data, step = self.hash_function, tokens.tobytes(), _TOKEN_BYTES * self.block_size
+        names = []
+        for start in range(0, len(data), step):
+            parent = function(parent + data[start : start + step])
+            names.append(parent)
+        return names
+
+
+class _Run(NamedTuple):
+    """Blocks that follow each other, and their names."""
+
+    tokens: TokenIds
+    names: list[bytes]
+
+
+class _Runs:
+    """
+    Remembers what blocks were named not long ago, so that those of a shared prefix are not hashed for each prompt.
+
+    A run is found by the name before it and the tokens of its first block, and goes as far as its tokens are those
+    that are asked for: nothing rests on a hash. Where a prompt leaves a run, the rest of it is a run of its own, so
+    that prompts are found in pieces, however they share their beginnings.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        # the least recently used first
+        self._runs: OrderedDict[bytes, _Run] = OrderedDict()
+        self._num_tokens = 0
+
+    def find(self, parent: bytes, tokens: TokenIds) -> list[bytes]:
+        """The names of the leading blocks of some tokens, as far as they are known."""
+        key = self._key(parent, tokens)
+        run = self._runs.get(key)
+        if run is None:
+            return []
+        self._runs.move_to_end(key)
+        shorter = min(len(tokens), len(run.tokens))
+        differs = tokens[:shorter] != run.tokens[:shorter]
+        first = int(differs.argmax())
+        return run.names[: (first if differs[first] else shorter) // self._block_size]
+
+    def keep(self, parent: bytes, tokens: TokenIds, names: list[bytes]) -> None:
+        """Remember a run of which `find` knew nothing."""
+        # a copy, as these may be the end of something larger
+        self._runs[self._key(parent, tokens)] = _Run(tokens.copy(), names)
+        self._num_tokens += len(tokens)
+        while self._num_tokens > MAX_RUN_TOKENS:
+            _, oldest = self._runs.popitem(last=False)
+            self._num_tokens -= len(oldest.tokens)
+
+    def _key(self, parent: bytes, tokens: TokenIds) -> bytes:
+        return parent + tokens[: self._block_size].tobytes()
 
 
 def _encode(extras: Extras) -> bytes:

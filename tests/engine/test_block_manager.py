@@ -318,11 +318,56 @@ def test_tables_grow_in_one_piece_where_the_pool_has_room() -> None:
 def test_young_content_is_worth_more_than_a_run() -> None:
     """The next id is left alone when it was cached a moment ago."""
     free = FreeList(20)
-    for block in (*range(5, 20), 2, 3, 4):
-        free.push_last(block)
+    free.push_last([*range(5, 20), 2, 3, 4])
 
     assert [5] == free.pop(1, after=1)
     assert 2 in free
+
+
+def test_many_blocks_go_as_they_would_one_by_one() -> None:
+    """Blocks pushed, removed or popped together leave the free list as the same ones do one after the other."""
+    rng = random.Random(0)
+    many, single, free = FreeList(60), FreeList(60), set[int]()
+    for _ in range(3_000):
+        outside = rng.sample(sorted(set(range(1, 60)) - free), rng.randint(0, 59 - len(free)))
+        action = rng.choice(["first", "last", "remove", "pop"])
+        if action == "first":
+            many.push_first(outside)
+            for block in outside:
+                single.push_first([block])
+            free |= set(outside)
+        elif action == "last":
+            kept = [rng.random() < 0.2 for _ in outside]
+            many.push_last(outside, kept=np.array(kept, dtype=np.bool_))
+            for block, keep in zip(outside, kept, strict=True):
+                single.push_last([block], kept=np.array([keep]))
+            free |= set(outside)
+        elif action == "remove":
+            blocks = rng.sample(sorted(free), rng.randint(0, min(3, len(free))))
+            many.remove(blocks)
+            for block in blocks:
+                single.remove([block])
+            free -= set(blocks)
+        else:
+            count, after, room = rng.randint(0, len(free)), rng.randint(0, 59), rng.randint(0, 9)
+            taken = list[int]()
+            while len(taken) < count:
+                # the room behind a run is counted from its beginning
+                taken += single.pop(1, after=taken[-1] if taken else after, room=room + count - len(taken) - 1)
+            assert taken == many.pop(count, after=after, room=room)
+            free -= set(taken)
+        many.check()
+        assert len(free) == len(many)
+    assert single.pop(len(free)) == many.pop(len(free))
+
+
+def test_a_block_is_not_free_twice() -> None:
+    """Blocks of which one is on the list already are refused."""
+    free = FreeList(9)
+    free.push_first([1, 2])
+
+    with pytest.raises(AssertionError, match=r"1 of blocks .* free already"):
+        free.push_last([3, 2])
 
 
 def test_the_free_list_agrees_with_a_plain_one() -> None:
@@ -334,11 +379,11 @@ def test_the_free_list_agrees_with_a_plain_one() -> None:
         action = rng.choice(["first", "last", "remove", "pop", "behind"])
         if action in ("first", "last") and outside:
             block = rng.choice(outside)
-            (free.push_first if action == "first" else free.push_last)(block)
+            (free.push_first if action == "first" else free.push_last)([block])
             model.add(block)
         elif action == "remove" and model:
             block = rng.choice(sorted(model))
-            free.remove(block)
+            free.remove([block])
             model.remove(block)
         elif action == "pop":
             count = rng.randint(0, len(model))
