@@ -187,6 +187,27 @@ def test_what_says_nothing_of_an_answers_length_teaches_nothing() -> None:
     assert 40 + 100 == line.add("longer ones exist", 500, known=False, head=0)
 
 
+@pytest.mark.parametrize(("paced", "started"), [(True, 1), (False, 3)])
+def test_who_finds_room_waits_only_where_work_is_paced(paced: bool, started: int) -> None:
+    """
+    Beside a long answer short ones wait for even steps; elsewhere they start at once.
+    """
+    policy = queue_policy("throughput", paced=paced)
+    assert isinstance(policy, Throughput)
+    assert paced == (policy.pacing is not None)
+    if policy.pacing is not None:
+        policy.pacing.least, policy.pacing.spread = 1, 1.0
+    scheduler = make_scheduler(num_blocks=400, max_num_seqs=8, policy=policy)
+    turns = make_turns(scheduler)
+    for place, max_tokens in enumerate([180, 10, 10]):
+        prompt = np.arange(8, dtype=np.int32) + 100 * place
+        params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+        scheduler.add(Sequence(Request(str(place), prompt, params, priority=BULK), 0))
+        turns.take()
+
+    assert started == scheduler.num_running
+
+
 def test_what_has_a_deadline_is_never_held_back() -> None:
     """
     It would end unanswered while it waits for even steps.
