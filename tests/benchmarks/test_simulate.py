@@ -104,6 +104,17 @@ def test_groups_find_their_prefix_in_a_small_pool(capsys: pytest.CaptureFixture[
     assert throughput["wall_s"] < 0.8 * fcfs["wall_s"]
 
 
+@pytest.mark.parametrize("model", MEASURED)
+def test_long_answers_do_not_keep_a_small_pool_for_their_ends(capsys: pytest.CaptureFixture[str], model: str) -> None:
+    """
+    In a pool that half of the long answers fill at their ends more of them run, and few are preempted.
+    """
+    fcfs, throughput = lines(capsys, "--model", model, "--workloads", "longtail", "--kv-tokens", "50000", "--n", "400")
+
+    assert throughput["wall_s"] < fcfs["wall_s"]
+    assert 0 < throughput["preemptions"] < fcfs["preemptions"]
+
+
 def test_what_will_not_fit_is_not_let_in(capsys: pytest.CaptureFixture[str]) -> None:
     """
     In a pool that limits the batch nobody is preempted, as all lengths are known.

@@ -1,14 +1,18 @@
 """Who stands before whom in the queue, under each policy."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from engine.config import POLICIES
+from engine.config import POLICIES, EngineConfig
+from engine.load import load_engine
 from engine.pacing import Pacing
 from engine.queue_policy import MAX_AHEAD, QueuePolicy, Throughput, queue_policy
 from engine.request import BULK, FinishReason, Request, Sequence, Status
 from engine.sampling_params import SamplingParams
 from tests.support.planning import make_scheduler, make_turns
+from tests.support.tiny_models import save_tiny_model
 
 INTERACTIVE, STANDARD = 0, 1
 
@@ -206,6 +210,24 @@ def test_who_finds_room_waits_only_where_work_is_paced(paced: bool, started: int
         turns.take()
 
     assert started == scheduler.num_running
+
+
+@pytest.mark.parametrize("least_read_s", [0.0, 2e-3])
+def test_an_engine_is_paced_by_the_size_of_its_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, least_read_s: float
+) -> None:
+    """
+    A tiny model's weights are read in no time, on a CPU too.
+    """
+    monkeypatch.setattr("engine.pacing.LEAST_READ_S", least_read_s)
+    save_tiny_model("llama", tmp_path)
+    config = EngineConfig(
+        model=tmp_path, device="cpu", dtype="float32", load_format="dummy", max_model_len=64, kv_cache_bytes=1 << 20
+    )
+    policy = load_engine(config)._scheduler._policy
+
+    assert isinstance(policy, Throughput)
+    assert (policy.pacing is not None) == (least_read_s == 0)
 
 
 def test_what_has_a_deadline_is_never_held_back() -> None:
