@@ -84,6 +84,11 @@ def plan(model: str, cells: Sequence[str], engines: Sequence[str], vllm_seats: i
     return starts
 
 
+def budget_of(model: str) -> int:
+    """Tokens of a step that our engine is told, by the model's name."""
+    return _TOKEN_BUDGETS.get(model, MAX_NUM_BATCHED_TOKENS)
+
+
 def our_options(max_num_seqs: int = MAX_NUM_SEQS, token_budget: int = MAX_NUM_BATCHED_TOKENS) -> list[str]:
     """Settings of our engine on a GPU, as `benchmarks.ours.configure` takes them."""
     return [
@@ -107,8 +112,7 @@ def contender(start: Start, model: Model, args: argparse.Namespace) -> Contender
     """The process of a start."""
     common = ["--model", str(model.folder), *["--dummy"] * model.dummy, "--max-model-len", str(args.max_model_len)]
     if start.engine == "pagemill":
-        budget = _TOKEN_BUDGETS.get(model.name, MAX_NUM_BATCHED_TOKENS)
-        settings = [*our_options(start.max_num_seqs, budget), *args.set]
+        settings = [*our_options(start.max_num_seqs, budget_of(model.name)), *args.set]
         options = [word for setting in settings for word in ("--set", setting)]
         return Contender("pagemill", "benchmarks.ours", [*common, *options], environment=environment())
     seats = ["--max-num-seqs", str(start.max_num_seqs), "--gpu-memory-utilization", str(MEMORY_SHARE)]

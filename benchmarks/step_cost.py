@@ -1,24 +1,25 @@
 """
 What a step takes on an H200: the roofline's work, at the rates that were measured.
 
-Attention goes by `results/h200-decode-attention.jsonl` and `h200-prefill-attention.jsonl`; products, small
-kernels and what is left were fitted to the twelve runs of `results/h200-fcfs.jsonl`. Steps with a
-prompt are launched kernel by kernel, no faster than the processor does that: what this costs was
-assumed, for lack of small ones among those runs. Seconds, bytes and floating-point operations throughout.
+Prefill attention goes by `results/h200-prefill-attention.jsonl`; all else was fitted to fifteen single steps and
+fifteen whole runs of both models of the GPU table, which the tests of this file and of `simulate` name: steps to
+5 %, runs to 8 %. Steps with a prompt are launched kernel by kernel, no faster than the processor does that: what
+this costs was assumed, as few of them are small. Seconds, bytes and floating-point operations throughout.
 """
 
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import inf
 
 from benchmarks.roofline import H200, Hardware, Shape
 from engine.cuda.graphs import graph_sizes
 
 _ELEMENT_BYTES = 2.0
 _LOGIT_BYTES = 2.0
-# rows whose products have a kernel of their own
-_OWN_ROWS = 4
+# sequences that share a prefix from which on it is read in a pass of its own
+_PASS_SEQS = 8
 # (tokens, operations/s) of causal prefill attention; between two lengths linear
 _PREFILL_RATES = ((128, 88e12), (512, 225e12), (1024, 305e12), (2048, 373e12), (4096, 434e12), (8192, 470e12))
 
@@ -33,10 +34,13 @@ class Rates:
         inner: Inner size at which half of that is reached.
         weights: Share of the read rate at which products of few rows read their weights.
         blend: Exponent of the norm that adds reading to arithmetic where neither prevails.
-        library_s: What the four products of a layer take longer beyond the rows that have a kernel of their own.
-        context: Share of the read rate at which decode attention reads.
+        context: Share of the read rate at which decode attention of very many sequences reads.
+        streams: Sequences times KV heads that reach half of that.
         repeated: Bytes/s of context that another sequence of the step reads too: it is on the chip by then.
-        layer_s: All else of a layer: small kernels, and the gaps between them.
+        passed: The same where so many share it that it is read in a pass of its own.
+        pass_s: What a layer takes longer with that pass.
+        layer_s: All else of a layer, by the most rows that it is true of: products of few rows have one kernel of
+            ours, those of more another; beyond these they are the library's, and no kernel starts early.
         prompt_layer_s: What a layer takes longer in a step with a prompt, which is launched kernel by kernel (assumed).
         elements: How often a layer's elementwise kernels move the activations.
         step_s: What is left of a step.
@@ -44,23 +48,31 @@ class Rates:
         kernels: Of a layer, in a step with a prompt.
         mixed_s: What else the processor does for a step with a prompt.
         host_s: What it does for a step of 1,024 decodes.
+        request_s: What it does for a request while the GPU waits: before the first step, and between steps.
     """
 
-    matrix: float = 1.0
-    inner: float = 700.0
+    matrix: float = 0.9
+    inner: float = 190.0
     weights: float = 1.0
     blend: float = 1.5
-    library_s: float = 14e-6
-    context: float = 1.02
+    context: float = 1.05
+    streams: float = 38.0
     repeated: float = 9e12
-    layer_s: float = 20e-6
+    passed: float = 44e12
+    pass_s: float = 11.5e-6
+    layer_s: tuple[tuple[float, float], ...] = ((4, 15e-6), (64, 24e-6), (inf, 36e-6))
     prompt_layer_s: float = 20e-6
-    elements: float = 1.3
+    elements: float = 0.7
     step_s: float = 60e-6
     launch_s: float = 8e-6
     kernels: int = 12
     mixed_s: float = 1e-3
     host_s: float = 0.93e-3
+    request_s: float = 0.26e-3
+
+    def layer(self, rows: int) -> float:
+        """Seconds of a layer of so many rows beside its products and its attention."""
+        return next(seconds for most, seconds in self.layer_s if rows <= most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +132,11 @@ class StepCost:
         self.sizes = graph_sizes(max_num_seqs)
         self._kv_bytes = _ELEMENT_BYTES * shape.kv_elements(1)
 
+    @property
+    def read_s(self) -> float:
+        """Seconds in which all weights are read once, at the rate of the memory."""
+        return _ELEMENT_BYTES * (self.shape.linear_params + self.shape.head_params) / self.gpu.read
+
     def price(self, work: Work) -> Price:
         """What a step takes while others are in flight."""
         rates, tokens = self.rates, work.prompt_tokens
@@ -136,9 +153,7 @@ class StepCost:
         # all but attention
         rates, shape = self.rates, self.shape
         moved = shape.layers * _ELEMENT_BYTES * (8 * shape.hidden + 3 * shape.intermediate)
-        seconds = rates.step_s + shape.layers * rates.layer_s + rates.elements * tokens * moved / self.gpu.read
-        if tokens > _OWN_ROWS:
-            seconds += shape.layers * rates.library_s
+        seconds = rates.step_s + shape.layers * rates.layer(tokens) + rates.elements * tokens * moved / self.gpu.read
         seconds += self._product_s(tokens, shape.linear_params)
         if sampled:
             # written and read again
@@ -154,9 +169,14 @@ class StepCost:
         return float((arithmetic**rates.blend + reading**rates.blend) ** (1 / rates.blend))
 
     def _attention_s(self, work: Work) -> float:
-        rates = self.rates
-        fresh = (work.context - work.repeated) / (rates.context * self.gpu.read)
-        return self._kv_bytes * (fresh + work.repeated / rates.repeated)
+        rates, fresh = self.rates, work.context - work.repeated
+        if not work.context:
+            return 0.0
+        streams = work.decodes * self.shape.kv_heads
+        seconds = self._kv_bytes * fresh * (1 + rates.streams / streams) / (rates.context * self.gpu.read)
+        if work.context < _PASS_SEQS * fresh:
+            return seconds + self._kv_bytes * work.repeated / rates.repeated
+        return seconds + self._kv_bytes * work.repeated / rates.passed + self.shape.layers * rates.pass_s
 
     def _prefill_s(self, length: int, before: int) -> float:
         operations = self.shape.attention_operations(length * before + length * (length + 1) / 2)

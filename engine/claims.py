@@ -11,10 +11,12 @@ from engine.capacity import Capacity, Freeable
 from engine.entries import Entry, EntryList, Queue
 from engine.policy import Headroom
 from engine.request import PRIORITIES
-from engine.running import Running
+from engine.running import Int32s, Running
 
 # queued sequences that one step may pass over because another computes their prefix
 MAX_PASSED_OVER = 64
+# steps that admission looks ahead: computing again what is preempted much later costs less than keeping blocks free
+HORIZON = 1024
 _NOTHING = Freeable()
 
 
@@ -92,10 +94,11 @@ class Claims:
 
     def will_fit(self, entry: Entry, matched: list[int]) -> bool:
         """
-        Whether, as far as lengths are known, a queued sequence and all that run never need more blocks than there are.
+        Whether, as far as lengths are known, a queued sequence and all that run never need more blocks than there are
+        within `HORIZON` steps.
 
         Their use is largest just before one of them ends (Gong et al. 2025, arXiv:2507.10150). While nobody
-        comes or goes the answer stays the same.
+        comes or goes a refusal stands.
         """
         running, blocks, size = self._running, self._blocks, self._blocks.block_size
         pool = blocks.num_usable_blocks * size
@@ -105,9 +108,9 @@ class Claims:
         if self._too_large == (running.entries.changes, entry):
             return False
         num_tokens = entry.sequence.num_tokens
-        own_left = max(0, entry.expected - num_tokens)
+        own_left = min(HORIZON, max(0, entry.expected - num_tokens))
         # as a rule there is room for all of them at their longest, even if this one shared nothing
-        others = int(running.longest().sum()) + len(running) * size
+        others = int(running.num_tokens.sum()) + int(self._left_ahead().sum()) + len(running) * size
         if others + blocks.num_blocks_for(num_tokens) * size + own_left + size <= pool:
             return True
         own = blocks.num_blocks_to_start(entry.sequence, matched) * size
@@ -116,11 +119,15 @@ class Claims:
         self._too_large = (running.entries.changes, entry)
         return False
 
+    def _left_ahead(self) -> Int32s:
+        left: Int32s = np.minimum(self._running.left(), HORIZON)
+        return left
+
     def _peak(self, own: int, own_left: int) -> int:
         # the most tokens in blocks that those who run will have at a time, beside one of so many now and still to get
         running, blocks = self._running, self._blocks
         size, slots = blocks.block_size, running.slots
-        num_tokens, left = np.append(running.num_tokens[slots], own), np.append(running.left()[slots], own_left)
+        num_tokens, left = np.append(running.num_tokens[slots], own), np.append(self._left_ahead()[slots], own_left)
         # what is in several tables counts once
         shared = max(0, running.num_blocks - blocks.num_used_blocks) * size
         places = np.argsort(-left, kind="stable")

@@ -17,9 +17,11 @@ from engine.config import GIB
 from engine.errors import NotEnoughMemory
 from engine.model.config import ModelConfig
 
-# copies to pinned host memory over PCIe 5, one way; and what a GPU of the H100's kind computes of a prompt
+# copies to pinned host memory over PCIe 5, one way; what a GPU of the H100's kind computes of a prompt; and what one of
+# the H200's reads of its memory
 GPU_COPY_BYTES_PER_S = 45e9
 GPU_PREFILL_FLOPS = 400e12
+GPU_READ_BYTES_PER_S = 4.3e12
 
 # left free where others fill the GPU: drivers and libraries take a little more while running
 SPARE_BYTES = 256 * 2**20

@@ -12,7 +12,7 @@ from engine.config import GIB, EngineConfig, ResolvedConfig
 from engine.errors import ModelNotFound, NotEnoughMemory, StartupError
 from engine.fingerprint import fingerprint
 from engine.gpu import cache_dtype, compute_dtype, pick_device
-from engine.gpu_memory import GPU_COPY_BYTES_PER_S, GPU_PREFILL_FLOPS
+from engine.gpu_memory import GPU_COPY_BYTES_PER_S, GPU_PREFILL_FLOPS, GPU_READ_BYTES_PER_S
 from engine.grammar_compiler import GrammarCompiler
 from engine.kv_cache import CacheShape, KVCache, bytes_per_block
 from engine.llm_engine import LLMEngine
@@ -21,6 +21,7 @@ from engine.model.config import ModelConfig, eos_token_ids
 from engine.model.loader import load_model
 from engine.model_runner import ModelRunner
 from engine.output import OutputProcessor
+from engine.pacing import is_worthwhile
 from engine.policy import PreemptionPolicy
 from engine.prefix import blake2b_128, xxh3_128
 from engine.queue_policy import queue_policy
@@ -32,9 +33,10 @@ from engine.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from engine.cuda.model_runner import CudaModelRunner
 
-# what two cores compute of a prompt, and what one copies between two places of its memory
+# what two cores compute of a prompt, what one copies between two places of its memory, and what both read of it
 _CPU_PREFILL_FLOPS = 5e10
 _CPU_COPY_BYTES_PER_S = 5e9
+_CPU_READ_BYTES_PER_S = 12e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,7 @@ def load_engine(config: EngineConfig) -> LLMEngine:
             max_num_batched_tokens=limits.max_num_batched_tokens,
             max_model_len=max_model_len,
             preemption=_preemption(parts, on_gpu=on_gpu),
-            policy=queue_policy(config.policy),
+            policy=queue_policy(config.policy, paced=_paced(parts, on_gpu=on_gpu)),
         ),
         runner=runner,
         outputs=OutputProcessor(tokenizer, ends, max_model_len),
@@ -185,12 +187,14 @@ def _blocks(config: EngineConfig, shape: CacheShape) -> BlockManager:
 
 def _preemption(parts: _Parts, *, on_gpu: bool) -> PreemptionPolicy:
     model, block_size = parts.model, parts.config.block_size
-    attention = model.hidden_size * model.head_dim * 2 * (model.num_heads + model.num_kv_heads)
-    mlp = 3 * model.hidden_size * model.intermediate_size
-    flops_per_token = 2 * model.num_layers * (attention + mlp)
     return PreemptionPolicy(
         parts.config.preemption,
         bytes_per_token=bytes_per_block(model, block_size=block_size, dtype=parts.cache_dtype) // block_size,
         copy_bytes_per_s=GPU_COPY_BYTES_PER_S if on_gpu else _CPU_COPY_BYTES_PER_S,
-        prefill_tokens_per_s=(GPU_PREFILL_FLOPS if on_gpu else _CPU_PREFILL_FLOPS) / flops_per_token,
+        prefill_tokens_per_s=(GPU_PREFILL_FLOPS if on_gpu else _CPU_PREFILL_FLOPS) / (2 * model.layer_weights),
     )
+
+
+def _paced(parts: _Parts, *, on_gpu: bool) -> bool:
+    num_bytes = parts.model.step_weights * parts.dtype.itemsize
+    return is_worthwhile(num_bytes / (GPU_READ_BYTES_PER_S if on_gpu else _CPU_READ_BYTES_PER_S))

@@ -7,16 +7,32 @@ import numpy as np
 from engine.entries import Queue
 from engine.running import Running
 
+# of reading all weights once; twice what the launches and small kernels of a step take a GPU, whatever the model
+LEAST_READ_S = 2e-3
+
+
+def is_worthwhile(read_s: float) -> bool:
+    """
+    Whether bulk work of a model is paced.
+
+    What is gained is arithmetic that hides behind the reading of the weights. What is lost are more steps with a
+    prompt, and more that have too many sequences for the kernels of small ones; so much that small models lose.
+
+    Args:
+        read_s: What reading all weights takes a step.
+    """
+    return read_s >= LEAST_READ_S
+
 
 class Pacing:
     """
     Spreads the start of bulk work over the steps that the longest answer takes anyway.
 
-    A step reads all weights for one sequence as for a hundred: a batch that begins large and ends small
-    pays for that in its tail. So no more run than would if each step until the last had as many (and
-    `spread` times that, as estimates are what they are), and prompts start together, when `margin` of
-    those have ended. Who would end last otherwise starts at once, and so do all where not all that wait
-    would find a seat and blocks: there will be work for many steps then, or more of it elsewhere.
+    A step reads all weights for one sequence as for a hundred, and computes behind that for nothing: a batch that
+    begins large and ends small computes first and reads later. So no more run than would if each step until the
+    last had as many (and `spread` times that, as estimates are what they are), and prompts start together, when
+    `margin` of those have ended. Who would end last otherwise starts at once, and so do all where not all that
+    wait would find a seat and blocks: there will be work for many steps then, or more of it elsewhere.
 
     Args:
         least: Sequences beside which more are started whatever the others take: so few cost a step next to nothing.

@@ -84,12 +84,13 @@ class Throughput(QueuePolicy):
     first of them, so that they find its blocks before these are given away.
 
     Args:
+        pacing: None where whatever finds room starts at once.
         group_tokens: Of such a beginning.
     """
 
     def __init__(self, pacing: Pacing | None = None, *, group_tokens: int = GROUP_TOKENS) -> None:
         super().__init__()
-        self.pacing = pacing or Pacing()
+        self.pacing = pacing
         self.group_tokens = group_tokens
         self.lengths = LearnedLengths()
         # by what their prompts begin with, the oldest first
@@ -118,13 +119,17 @@ class Throughput(QueuePolicy):
             self.lengths.learn(key, num_tokens)
 
     def plan(self, queue: Queue, running: Running, *, num_free_blocks: int, budget: int) -> None:
-        self.pacing.plan(queue, running, num_free_blocks=num_free_blocks, budget=budget)
+        if self.pacing is not None:
+            self.pacing.plan(queue, running, num_free_blocks=num_free_blocks, budget=budget)
 
     def may_start(self, entry: Entry) -> bool:
-        return entry.priority < BULK or entry.sequence.request.has_deadline or self.pacing.is_open
+        if self.pacing is None or entry.priority < BULK or entry.sequence.request.has_deadline:
+            return True
+        return self.pacing.is_open
 
     def started(self, entry: Entry) -> None:  # noqa: ARG002
-        self.pacing.started()
+        if self.pacing is not None:
+            self.pacing.started()
 
     def _lengths_of(self, sequence: Sequence, limit: int) -> tuple[int, int]:
         # the number of tokens at which its answer ends: on average, which is for the order, and one of those at which
@@ -147,6 +152,13 @@ class Throughput(QueuePolicy):
         return groups.setdefault((request.cache_salt, head), new)
 
 
-def queue_policy(name: PolicyName) -> QueuePolicy:
-    """Make the policy of a name."""
-    return Throughput() if name == "throughput" else QueuePolicy()
+def queue_policy(name: PolicyName, *, paced: bool = True) -> QueuePolicy:
+    """
+    Make the policy of a name.
+
+    Args:
+        paced: Whether "throughput" lets bulk work wait for steps of one size; it goes by the model and the device.
+    """
+    if name == "fcfs":
+        return QueuePolicy()
+    return Throughput(Pacing() if paced else None)

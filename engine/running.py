@@ -110,11 +110,6 @@ class Running:
         left: Int32s = np.maximum(self._expected - self.num_tokens, 0)
         return left
 
-    def longest(self) -> Int32s:
-        """[num_slots], tokens that each has, with those that it will probably still get."""
-        longest: Int32s = np.maximum(self._expected, self.num_tokens)
-        return longest
-
     def num_missing(self, place: int) -> int:
         """How many tokens are there to be computed of those before a place of the order, together."""
         return int(self.missing()[self.slots[:place]].sum())

@@ -52,6 +52,17 @@ class ModelConfig:
     max_positions: int
     dtype: torch.dtype
 
+    @property
+    def layer_weights(self) -> int:
+        """Elements of all layers' products."""
+        attention = self.hidden_size * self.head_dim * 2 * (self.num_heads + self.num_kv_heads)
+        return self.num_layers * (attention + 3 * self.hidden_size * self.intermediate_size)
+
+    @property
+    def step_weights(self) -> int:
+        """Elements that a decode step reads: the same, and the head's."""
+        return self.layer_weights + self.hidden_size * self.vocab_size
+
     @classmethod
     def load(cls, path: Path) -> "ModelConfig":
         """

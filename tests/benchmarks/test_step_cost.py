@@ -5,20 +5,63 @@ import pytest
 from benchmarks import roofline, shapes
 from benchmarks.step_cost import StepCost, Work
 
-_LLAMA = roofline.Shape.of(shapes.SHAPES["llama-3.1-8b"])
-_COST = StepCost(_LLAMA, max_num_seqs=1024)
+_LLAMA, _QWEN = (roofline.Shape.of(shapes.SHAPES[name]) for name in ("llama-3.1-8b", "qwen2.5-0.5b"))
+_COSTS = {"8b": StepCost(_LLAMA, max_num_seqs=1024), "0.5b": StepCost(_QWEN, max_num_seqs=1024)}
+# 8,192 tokens with those of 108 decodes
+_MIXED = Work(108, context=108 * 4200, prompts=((1880, 2216), (4096, 0), (2108, 0)), sampled=2)
 
 
-def device_ms(work: Work) -> float:
-    return 1e3 * _COST.price(work).device_s
+def device_ms(work: Work, model: str = "8b") -> float:
+    return 1e3 * _COSTS[model].price(work).device_s
 
 
-@pytest.mark.parametrize(("decodes", "context", "measured"), [(1, 256, 4.11), (32, 256, 5.39), (1024, 180, 32.0)])
-def test_decode_steps_cost_what_was_measured(decodes: int, context: int, measured: float) -> None:
+@pytest.mark.parametrize(
+    ("model", "decodes", "context", "measured"),
+    [
+        ("0.5b", 1, 400, 0.678),
+        ("0.5b", 32, 250, 0.90),
+        ("0.5b", 32, 430, 0.95),
+        ("0.5b", 32, 1350, 1.07),
+        ("0.5b", 200, 4200, 3.79),
+        ("8b", 1, 250, 3.98),
+        ("8b", 32, 230, 4.81),
+        ("8b", 32, 330, 4.95),
+        ("8b", 32, 450, 5.07),
+        ("8b", 32, 1350, 6.21),
+        ("8b", 200, 4200, 32.98),
+        ("8b", 1024, 180, 32.0),
+    ],
+)
+def test_decode_steps_cost_what_was_measured(model: str, decodes: int, context: int, measured: float) -> None:
     """
-    Alone, in a small batch and in the largest: milliseconds of the 8B model, to a twentieth.
+    Alone, in small batches and in large ones: milliseconds, to a twentieth.
     """
-    assert device_ms(Work(decodes, context=decodes * context)) == pytest.approx(measured, rel=0.05)
+    assert device_ms(Work(decodes, context=decodes * context), model) == pytest.approx(measured, rel=0.05)
+
+
+@pytest.mark.parametrize(("model", "measured"), [("0.5b", 17.0), ("8b", 212)])
+def test_a_large_step_with_prompts_costs_what_was_measured(model: str, measured: float) -> None:
+    """
+    The same for one of 8,192 tokens.
+    """
+    assert device_ms(_MIXED, model) == pytest.approx(measured, rel=0.05)
+
+
+def test_a_prefix_of_all_costs_what_was_measured() -> None:
+    """
+    200 sequences of 190 tokens behind 2,048 that are read once for all of them.
+    """
+    work = Work(200, context=200 * 2238, repeated=199 * 2048)
+    assert device_ms(work, "0.5b") == pytest.approx(1.93, rel=0.05)
+
+
+def test_a_small_step_is_cheaper_by_more_than_its_sequences() -> None:
+    """
+    Up to 64 sequences the kernels are ours, and start early: a step of 72 costs a small model a third more, and a large
+    one not much.
+    """
+    assert device_ms(Work(72), "0.5b") > 1.3 * device_ms(Work(64), "0.5b")
+    assert device_ms(Work(72), "8b") < 1.15 * device_ms(Work(64), "8b")
 
 
 def test_a_batch_costs_as_much_as_the_graph_that_it_runs_in() -> None:
@@ -36,7 +79,7 @@ def test_no_step_is_faster_than_the_hardware() -> None:
     for tokens in (1, 100, 1000, 8192):
         least = roofline.linear_s(_LLAMA, tokens, 1, roofline.BF16)
         least += roofline.prefill_attention_s(_LLAMA, tokens, 0)
-        assert least < _COST.price(Work(0, prompts=((tokens, 0),), sampled=1)).device_s
+        assert least < _COSTS["8b"].price(Work(0, prompts=((tokens, 0),), sampled=1)).device_s
 
 
 def test_context_that_others_read_too_costs_less() -> None:
@@ -50,7 +93,7 @@ def test_a_small_step_with_a_prompt_waits_for_the_processor() -> None:
     """
     A small model's kernels are launched more slowly, one by one, than they run.
     """
-    small = StepCost(roofline.Shape.of(shapes.SHAPES["qwen2.5-0.5b"]), max_num_seqs=1024)
+    small = _COSTS["0.5b"]
     mixed = small.price(Work(10, context=1000, prompts=((10, 0),), sampled=1))
 
     assert mixed.seconds == mixed.host_s > mixed.device_s

@@ -100,6 +100,17 @@ def test_who_is_let_in_fits_until_the_first_ends(num_blocks: int, fits: bool) ->
     assert fits == claims.will_fit(waiting(4, 12), [])
 
 
+@pytest.mark.parametrize(("num_blocks", "fits"), [(781, False), (782, True)])
+def test_what_is_needed_much_later_keeps_nobody_out(num_blocks: int, fits: bool) -> None:
+    """
+    Three long answers, which will have three times the blocks that there are, are counted as they will be in 1,024
+    steps: 16 tokens and 1,024 more each, and half a block.
+    """
+    claims, _ = seated((16, 3000), (16, 3000), num_blocks=num_blocks)
+
+    assert fits == claims.will_fit(waiting(16, 3000), [])
+
+
 def test_one_that_will_be_gone_leaves_its_blocks_to_the_others() -> None:
     """
     The longest alone may have what all together never need at one time.

@@ -1,9 +1,12 @@
 """Bulk work that could start waits for steps that would be small otherwise."""
 
 import numpy as np
+import pytest
 
+from benchmarks.shapes import SHAPES
 from engine.entries import Entry, Queue
-from engine.pacing import Pacing
+from engine.model.config import ModelConfig
+from engine.pacing import Pacing, is_worthwhile
 from engine.request import BULK, Request, Sequence
 from engine.running import Running
 from engine.sampling_params import SamplingParams
@@ -150,3 +153,28 @@ def test_lengths_that_nobody_knows_are_not_waited_for() -> None:
         bench.running.join(entry)
 
     assert 1 == bench.num_starting()
+
+
+@pytest.mark.parametrize(
+    ("model", "paced"),
+    [
+        ("qwen2.5-0.5b", False),
+        ("llama-3.2-1b", False),
+        ("llama-3.2-3b", False),
+        ("qwen2.5-7b", True),
+        ("llama-3.1-8b", True),
+        ("llama-3.1-70b", True),
+    ],
+)
+def test_models_whose_weights_take_longer_than_launches_are_paced(model: str, paced: bool) -> None:
+    """
+    In bf16, on a GPU that reads 4.3 TB/s; a 3B model gains and loses as much.
+    """
+    assert paced == is_worthwhile(2 * ModelConfig.parse(SHAPES[model]).step_weights / 4.3e12)
+
+
+def test_on_a_cpu_the_smallest_models_are_paced_too() -> None:
+    """
+    Memory that is read at 12 GB/s is what a step waits for.
+    """
+    assert is_worthwhile(4 * ModelConfig.parse(SHAPES["smollm2-135m"]).step_weights / 12e9)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from engine.config import POLICIES, PolicyName
+from engine.pacing import Pacing
 from engine.queue_policy import Throughput
 from engine.request import BULK, Request, RequestOutput
 from tests.support.answers import assert_same_answers, make_requests, run_all
@@ -58,6 +59,6 @@ def test_answers_do_not_depend_on_groups_and_pace(folder: Path, alone: dict[str,
     The same where prompts of this size are grouped, and all find a seat, so that some wait for smaller steps.
     """
     engine = make_engine(folder, cuda=False, num_blocks=400, max_num_seqs=32)
-    engine._scheduler._policy = Throughput(group_tokens=8)
+    engine._scheduler._policy = Throughput(Pacing(least=1), group_tokens=8)
 
     assert_same_answers(alone, run_all(engine, bulk()))

@@ -1,14 +1,18 @@
 """Who stands before whom in the queue, under each policy."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from engine.config import POLICIES
+from engine.config import POLICIES, EngineConfig
+from engine.load import load_engine
 from engine.pacing import Pacing
 from engine.queue_policy import MAX_AHEAD, QueuePolicy, Throughput, queue_policy
 from engine.request import BULK, FinishReason, Request, Sequence, Status
 from engine.sampling_params import SamplingParams
 from tests.support.planning import make_scheduler, make_turns
+from tests.support.tiny_models import save_tiny_model
 
 INTERACTIVE, STANDARD = 0, 1
 
@@ -185,6 +189,45 @@ def test_what_says_nothing_of_an_answers_length_teaches_nothing() -> None:
     for _ in range(60):
         policy.ended(answered(100), FinishReason.LENGTH)
     assert 40 + 100 == line.add("longer ones exist", 500, known=False, head=0)
+
+
+@pytest.mark.parametrize(("paced", "started"), [(True, 1), (False, 3)])
+def test_who_finds_room_waits_only_where_work_is_paced(paced: bool, started: int) -> None:
+    """
+    Beside a long answer short ones wait for even steps; elsewhere they start at once.
+    """
+    policy = queue_policy("throughput", paced=paced)
+    assert isinstance(policy, Throughput)
+    assert paced == (policy.pacing is not None)
+    if policy.pacing is not None:
+        policy.pacing.least, policy.pacing.spread = 1, 1.0
+    scheduler = make_scheduler(num_blocks=400, max_num_seqs=8, policy=policy)
+    turns = make_turns(scheduler)
+    for place, max_tokens in enumerate([180, 10, 10]):
+        prompt = np.arange(8, dtype=np.int32) + 100 * place
+        params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+        scheduler.add(Sequence(Request(str(place), prompt, params, priority=BULK), 0))
+        turns.take()
+
+    assert started == scheduler.num_running
+
+
+@pytest.mark.parametrize("least_read_s", [0.0, 2e-3])
+def test_an_engine_is_paced_by_the_size_of_its_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, least_read_s: float
+) -> None:
+    """
+    A tiny model's weights are read in no time, on a CPU too.
+    """
+    monkeypatch.setattr("engine.pacing.LEAST_READ_S", least_read_s)
+    save_tiny_model("llama", tmp_path)
+    config = EngineConfig(
+        model=tmp_path, device="cpu", dtype="float32", load_format="dummy", max_model_len=64, kv_cache_bytes=1 << 20
+    )
+    policy = load_engine(config)._scheduler._policy
+
+    assert isinstance(policy, Throughput)
+    assert (policy.pacing is not None) == (least_read_s == 0)
 
 
 def test_what_has_a_deadline_is_never_held_back() -> None:

@@ -175,3 +175,14 @@ def test_the_old_spelling_of_a_partial_rotation_counts() -> None:
     partial_rotary_factor beside rope_theta means what it means within rope_parameters.
     """
     assert 0.5 == ModelConfig.parse(PLAIN | {"partial_rotary_factor": 0.5}).rope["partial_rotary_factor"]
+
+
+def test_weights_are_those_of_the_products() -> None:
+    """
+    Of queries, keys, values and the output, of the MLP, and once of the head: norms and the embedding are looked up.
+    """
+    config = make("LlamaForCausalLM", num_key_value_heads=2)
+    attention = 64 * 64 + 2 * 64 * 16 + 64 * 64
+
+    assert 4 * (attention + 3 * 64 * 96) == config.layer_weights
+    assert config.layer_weights + 64 * 100 == config.step_weights
