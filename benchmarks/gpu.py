@@ -44,7 +44,7 @@ MAX_NUM_BATCHED_TOKENS = 8192
 _TOKEN_BUDGETS = {"qwen2.5-0.5b": 16_384}
 # where vLLM is faster with fewer seats
 _VLLM_SEATS = {("qwen2.5-0.5b", "fixed512"): 256}
-# the cells that a claim stands on
+# cells that are short, or differ from run to run
 _REPEATS = {("llama-3.1-8b", cell): 3 for cell in ("prefix", "single", "batch32")} | {
     ("qwen2.5-0.5b", cell): 3 for cell in ("sharegpt", "fixed512", "summarize", "prefix", "single", "batch32")
 }

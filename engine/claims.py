@@ -17,6 +17,8 @@ from engine.running import Int32s, Running
 MAX_PASSED_OVER = 64
 # steps that admission looks ahead: computing again what is preempted much later costs less than keeping blocks free
 HORIZON = 1024
+# times that a refusal of admission stands before it is looked at again: those that run come nearer to their ends
+MAX_REFUSALS = 64
 _NOTHING = Freeable()
 
 
@@ -41,6 +43,7 @@ class Claims:
         self._waiting: tuple[tuple[int, int], ...] = ()
         # who would not fit beside those that run, until one of these goes
         self._too_large: tuple[int, Entry | None] = (-1, None)
+        self._num_refusals = 0
 
     def levels(self, partial: float) -> tuple[float, ...]:
         """
@@ -97,15 +100,16 @@ class Claims:
         Whether, as far as lengths are known, a queued sequence and all that run never need more blocks than there are
         within `HORIZON` steps.
 
-        Their use is largest just before one of them ends (Gong et al. 2025, arXiv:2507.10150). While nobody
-        comes or goes a refusal stands.
+        Their use is largest just before one of them ends (Gong et al. 2025, arXiv:2507.10150). A refusal stands
+        until somebody comes or goes, for `MAX_REFUSALS` times at most.
         """
         running, blocks, size = self._running, self._blocks, self._blocks.block_size
         pool = blocks.num_usable_blocks * size
         # what takes nearly all by itself would wait for an engine that others may never leave idle
         if not entry.expected or not running or entry.expected + 2 * size > pool:
             return True
-        if self._too_large == (running.entries.changes, entry):
+        if self._too_large == (running.entries.changes, entry) and self._num_refusals < MAX_REFUSALS:
+            self._num_refusals += 1
             return False
         num_tokens = entry.sequence.num_tokens
         own_left = min(HORIZON, max(0, entry.expected - num_tokens))
@@ -116,7 +120,7 @@ class Claims:
         own = blocks.num_blocks_to_start(entry.sequence, matched) * size
         if others + own + own_left + size <= pool or self._peak(own, own_left) <= pool:
             return True
-        self._too_large = (running.entries.changes, entry)
+        self._too_large, self._num_refusals = (running.entries.changes, entry), 1
         return False
 
     def _left_ahead(self) -> Int32s:

@@ -7,7 +7,7 @@ import numpy as np
 from engine.entries import Queue
 from engine.running import Running
 
-# of reading all weights once; twice what the launches and small kernels of a step take a GPU, whatever the model
+# of reading all weights once; about as much as launches and small kernels of a step take where a model is large
 LEAST_READ_S = 2e-3
 
 

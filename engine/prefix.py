@@ -13,7 +13,7 @@ HashFunction = Callable[[bytes], bytes]
 _TOKEN_BYTES = 4
 # blocks that are worth a look-up: one that finds nothing, with what is kept then, costs as much as a dozen hashes
 MIN_RUN = 32
-# tokens that are remembered: 4 MB with the names of their blocks
+# tokens that are remembered: 4 MB with the names of their blocks, of 16 tokens each
 MAX_RUN_TOKENS = 1 << 19
 # what else the KV of a block depends on: (tag, value, ...), the tag says which kind
 Extras = tuple[tuple[str | int, ...], ...]
@@ -109,8 +109,8 @@ class _Runs:
     Remembers what blocks were named not long ago, so that those of a shared prefix are not hashed for each prompt.
 
     A run is found by the name before it and the tokens of its first block, and goes as far as its tokens are those
-    that are asked for: nothing rests on a hash. Where a prompt leaves a run, the rest of it is a run of its own, so
-    that prompts are found in pieces, however they share their beginnings.
+    that are asked for: nothing rests on a hash. Where a prompt leaves a run, the rest of it is a run of its own, if
+    it is worth one, so that prompts are found in pieces, however they share their beginnings.
     """
 
     def __init__(self, block_size: int) -> None:
@@ -132,7 +132,9 @@ class _Runs:
         return run.names[: (first if differs[first] else shorter) // self._block_size]
 
     def keep(self, parent: bytes, tokens: TokenIds, names: list[bytes]) -> None:
-        """Remember a run of which `find` knew nothing."""
+        """Remember a run of which `find` knew nothing, unless it would leave room for no other."""
+        if len(tokens) > MAX_RUN_TOKENS:
+            return
         # a copy, as these may be the end of something larger
         self._runs[self._key(parent, tokens)] = _Run(tokens.copy(), names)
         self._num_tokens += len(tokens)

@@ -86,7 +86,7 @@ def normed_linear(
     """
     Multiply the norm of rows by a weight: `linear` of `rms_norm`, or `gated_linear` of it.
 
-    On a GPU one kernel does both for few rows, where that is the faster; it rounds less on the way.
+    On a GPU one kernel does both for few rows, where that is the faster.
     """
     if x.is_cuda and x.dtype in HALVES:
         from kernels.cuda.few_rows import few_rows_product

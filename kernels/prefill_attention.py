@@ -111,8 +111,8 @@ class VarlenPart:
             for chunks without a prefix.
         max_query, max_key: Tokens and keys of the longest.
         num_keys: key_start[num_chunks], for a device is not asked.
-        block_tables: [num_slots, max_blocks] int32; None without a prefix.
-        slots: [num_chunks] int32, each chunk's row of `block_tables`; None without a prefix.
+        block_tables: [num_slots, max_blocks] int32; None where chunks are attended where they were computed.
+        slots: [num_chunks] int32, each chunk's row of `block_tables`; None there too.
     """
 
     num_tokens: int
@@ -189,7 +189,7 @@ def prefill_attention(
         query: [num_tokens, num_heads, head_dim], new tokens of all sequences end to end.
         key, value: [num_tokens, num_kv_heads, head_dim], of the same tokens, rounded as the cache is.
         kv_cache: [2, num_blocks, num_kv_heads, block_size, head_dim], read for what precedes
-            them; under a `VarlenPrefill` it must hold the new tokens of chunks behind a prefix too.
+            them; under a `VarlenPrefill` it must hold the new tokens of the chunks in `behind` too.
         plan: `plan_prefill` of these sequences on a CPU, a `VarlenPrefill` on a GPU.
         scale: Multiplies the scores; 1 / sqrt(head_dim) as a rule.
         softcap: Scores become softcap * tanh(score / softcap); 0 leaves them. On a GPU.
@@ -221,6 +221,8 @@ def prefill_attention(
         rows = slice(row, row + part.num_tokens)
         varlen_attention(query[rows], keys, values, part, plan.window, scale, softcap, out[rows])
         row += part.num_tokens
+        # those of one part are there at a time
+        del keys, values
     return out
 
 

@@ -30,9 +30,15 @@ class DecoderLayer:
         kv_scales: Tensor | None,
     ) -> None:
         """Add what the layer makes of the stream to it; the rest as `Attention.forward` has it."""
-        qkv = stream.through(self.attention_norm, self.attention.qkv)
-        stream.add(self.attention.output, self.attention.forward(qkv, batch, rotation, kv_cache, kv_scales))
-        stream.add(self.mlp.down, stream.through(self.mlp_norm, self.mlp.gate_up, gated=True))
+        attention, mlp = self.attention, self.mlp
+        # nothing of the one half is held while the other, which takes more memory, is computed
+        stream.add(
+            attention.output,
+            attention.forward(
+                stream.through(self.attention_norm, attention.qkv), batch, rotation, kv_cache, kv_scales
+            ),
+        )
+        stream.add(mlp.down, stream.through(self.mlp_norm, mlp.gate_up, gated=True))
 
     def tensors(self, prefix: str) -> Iterator[NamedTensor]:
         yield from self.attention_norm.tensors(f"{prefix}input_layernorm.")

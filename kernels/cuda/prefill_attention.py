@@ -55,7 +55,7 @@ def varlen_attention_triton(
     head_dim, group_size = query.shape[2], query.shape[1] // key.shape[1]
     dtype = str(query.dtype).removeprefix("torch.")
     config = tuned("prefill_attention", padded_dim=_padded(head_dim), group_size=group_size, dtype=dtype)
-    if part.max_key >= config["tma_from"] and takes_tma(query, key, value):
+    if part.max_key >= config["tma_from"] and takes_tma(query, key, value, out):
         attend(query, key, value, part, window, scale, softcap, tiles_of(config, "tma"), tma=True, out=out)
     elif softcap or part.max_key >= config["plain_from"] or not takes_flash(query):
         attend(query, key, value, part, window, scale, softcap, tiles_of(config, "plain"), tma=False, out=out)
@@ -73,13 +73,10 @@ def takes_flash(query: Tensor) -> bool:
     return query.is_cuda and query.dtype.itemsize == 2 and query.shape[2] in FLASH_HEAD_DIMS
 
 
-def takes_tma(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Whether TMA can read these: 16-bit elements, rows and heads aligned to 16 bytes, sm_90."""
-    return (
-        query.dtype.itemsize == 2
-        and query.is_cuda
-        and _capability(query.get_device()) >= (9, 0)
-        and all(x.data_ptr() % 16 == 0 and x.stride(0) % 8 == 0 and x.stride(1) % 8 == 0 for x in (query, key, value))
+def takes_tma(*tensors: Tensor) -> bool:
+    """Whether TMA can read and write these: 16-bit elements, rows and heads aligned to 16 bytes, sm_90."""
+    return all(x.data_ptr() % 16 == 0 and x.stride(0) % 8 == 0 and x.stride(1) % 8 == 0 for x in tensors) and all(
+        x.dtype.itemsize == 2 and x.is_cuda and _capability(x.get_device()) >= (9, 0) for x in tensors
     )
 
 

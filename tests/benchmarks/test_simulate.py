@@ -59,7 +59,7 @@ def test_what_pacing_costs_a_small_model_is_met(
 
 
 @pytest.mark.parametrize("workload", ["sharegpt", "longtail", "groups"])
-def test_a_small_model_is_never_behind_first_come_first_served(
+def test_a_small_model_with_room_is_not_behind_first_come_first_served(
     capsys: pytest.CaptureFixture[str], workload: str
 ) -> None:
     """
@@ -83,7 +83,7 @@ def test_a_line_says_where_the_time_goes(capsys: pytest.CaptureFixture[str]) -> 
     assert line["output_tok_s"] == pytest.approx(output / line["wall_s"], rel=0.01)
 
 
-def test_throughput_is_never_behind_and_has_no_tail(capsys: pytest.CaptureFixture[str]) -> None:
+def test_throughput_is_ahead_and_has_no_tail(capsys: pytest.CaptureFixture[str]) -> None:
     """
     It takes no step more than the longest answer has tokens, and the last ones are not small.
     """
