@@ -34,9 +34,7 @@ class DecoderLayer:
         # nothing of the one half is held while the other, which takes more memory, is computed
         stream.add(
             attention.output,
-            attention.forward(
-                stream.through(self.attention_norm, attention.qkv), batch, rotation, kv_cache, kv_scales
-            ),
+            attention.forward(stream.through(self.attention_norm, attention.qkv), batch, rotation, kv_cache, kv_scales),
         )
         stream.add(mlp.down, stream.through(self.mlp_norm, mlp.gate_up, gated=True))
 

@@ -7,7 +7,7 @@ import pytest
 
 from engine.block_manager import BlockManager
 from engine.capacity import Freeable
-from engine.claims import Claims
+from engine.claims import MAX_REFUSALS, Claims
 from engine.entries import Entry, Queue
 from engine.policy import Headroom
 from engine.request import Request, Sequence
@@ -88,6 +88,20 @@ def allocated(blocks: BlockManager, arrival: int, num_tokens: int, end: int) -> 
 def waiting(num_tokens: int, end: int) -> Entry:
     sequence = Sequence(Request("r", np.arange(num_tokens, dtype=np.int32), SamplingParams(), priority=BULK), 0)
     return Entry(sequence, (BULK, 99), limit=500, expected=end)
+
+
+def test_a_refusal_does_not_outlive_its_reason() -> None:
+    """
+    Nobody leaves, but the one that runs comes nearer to its end: what waits is looked at again before long.
+    """
+    claims, running = seated((16, 800), num_blocks=300)
+    entry = waiting(16, 1000)
+    assert not claims.will_fit(entry, [])
+
+    running.num_tokens[running.slots[0]] = 716
+    answers = [claims.will_fit(entry, []) for _ in range(MAX_REFUSALS)]
+
+    assert [False] * (MAX_REFUSALS - 1) + [True] == answers
 
 
 @pytest.mark.parametrize(("num_blocks", "fits"), [(16, False), (17, True)])

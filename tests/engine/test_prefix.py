@@ -139,6 +139,32 @@ def test_a_prefix_that_was_named_before_is_not_hashed_again() -> None:
         assert index < 2 or 1 + own == len(hashed)
 
 
+def test_what_is_used_is_remembered_longest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prefix that is asked for again and again outlives others; a prompt larger than all that is kept is not kept."""
+    hashed = list[bytes]()
+
+    def counted(data: bytes) -> bytes:
+        hashed.append(data)
+        return xxh3_128(data)
+
+    monkeypatch.setattr("engine.prefix.MAX_RUN_TOKENS", 3 * MIN_RUN)
+    hasher = PrefixHasher(block_size=1, hash_function=counted)
+
+    def num_hashes(first: int, length: int = MIN_RUN) -> int:
+        hashed.clear()
+        hasher.extend(sequence_of(list(range(first, first + length))), length)
+        # but for the name of the empty prefix
+        return len(hashed) - 1
+
+    shared = 10_000
+    assert MIN_RUN == num_hashes(shared)
+    for other in range(0, 5000, 1000):
+        assert MIN_RUN == num_hashes(other)
+        assert 0 == num_hashes(shared)
+    assert 5 * MIN_RUN == num_hashes(20_000, 5 * MIN_RUN)
+    assert 0 == num_hashes(shared)
+
+
 def test_little_is_remembered() -> None:
     """Prompts that share nothing leave a few megabytes behind, however many there are."""
     rng = np.random.default_rng(0)

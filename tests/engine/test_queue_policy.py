@@ -1,12 +1,17 @@
 """Who stands before whom in the queue, under each policy."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from benchmarks.shapes import SHAPES
 from engine.config import POLICIES, EngineConfig
-from engine.load import load_engine
+from engine.load import _paced, load_engine
+from engine.model.config import ModelConfig
 from engine.pacing import Pacing
 from engine.queue_policy import MAX_AHEAD, QueuePolicy, Throughput, queue_policy
 from engine.request import BULK, FinishReason, Request, Sequence, Status
@@ -210,6 +215,26 @@ def test_who_finds_room_waits_only_where_work_is_paced(paced: bool, started: int
         turns.take()
 
     assert started == scheduler.num_running
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "on_gpu", "paced"),
+    [
+        ("llama-3.2-3b", torch.bfloat16, True, False),
+        ("llama-3.2-3b", torch.float32, True, True),
+        ("qwen2.5-0.5b", torch.float32, True, False),
+        ("qwen2.5-0.5b", torch.float32, False, True),
+    ],
+)
+def test_weights_count_by_their_bytes_and_the_memory_they_are_in(
+    shape: str, dtype: torch.dtype, on_gpu: bool, paced: bool
+) -> None:
+    """
+    What is twice as wide takes twice as long to read, and a CPU reads slowly.
+    """
+    parts: Any = SimpleNamespace(model=ModelConfig.parse(SHAPES[shape]), dtype=dtype)
+
+    assert paced == _paced(parts, on_gpu=on_gpu)
 
 
 @pytest.mark.parametrize("least_read_s", [0.0, 2e-3])

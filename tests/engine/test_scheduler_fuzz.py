@@ -95,9 +95,12 @@ def undisturbed(sequence: Sequence, max_model_len: int) -> tuple[list[int], Fini
 
 @st.composite
 def policies(draw: st.DrawFn) -> WatchedPolicy:
-    """First come first served, or throughput that paces and groups what is small."""
+    """First come first served, or throughput that paces or does not, and groups what is small."""
     if draw(st.booleans()):
         return WatchedPolicy()
+    if draw(st.booleans()):
+        # as of small models on a GPU
+        return WatchedThroughput(None, group_tokens=4)
     pacing = Pacing(
         least=draw(st.sampled_from([1, 4])),
         spread=draw(st.sampled_from([1.1, 0.1])),
