@@ -1,10 +1,11 @@
 """
 What a step takes on an H200: the roofline's work, at the rates that were measured.
 
-Prefill attention goes by `results/h200-prefill-attention.jsonl`; all else was fitted to fifteen single steps and
-fifteen whole runs of both models of the GPU table, which the tests of this file and of `simulate` name: steps to
-5 %, runs to 8 %. Steps with a prompt are launched kernel by kernel, no faster than the processor does that: what
-this costs was assumed, as few of them are small. Seconds, bytes and floating-point operations throughout.
+Prefill attention goes by `results/h200-prefill-attention.jsonl`, of an earlier kernel that was as fast; all else
+was fitted to fifteen single steps and fifteen whole runs of both models of the GPU table, which the tests of this
+file and of `simulate` name: steps to 5 %, runs to 9 %. Steps with a prompt are launched kernel by kernel, no faster
+than the processor does that: what this costs was assumed, as few of them are small. Seconds, bytes and
+floating-point operations throughout.
 """
 
 from bisect import bisect_left

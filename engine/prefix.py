@@ -15,7 +15,7 @@ _TOKEN_BYTES = 4
 MIN_RUN = 32
 # tokens that are remembered: 4 MB with the names of their blocks, of 16 tokens each
 MAX_RUN_TOKENS = 1 << 19
-# what else the KV of a block depends on: (tag, value, ...), the tag says which kind
+# what else the KV of all blocks depends on: (tag, value, ...), the tag says which kind
 Extras = tuple[tuple[str | int, ...], ...]
 
 
@@ -29,16 +29,20 @@ def blake2b_128(data: bytes) -> bytes:
     return hashlib.blake2b(data, digest_size=16).digest()
 
 
-def block_hash(parent: bytes, tokens: bytes, extras: Extras = (), *, hash_function: HashFunction) -> bytes:
+def block_names(parent: bytes, tokens: TokenIds, *, block_size: int, hash_function: HashFunction) -> list[bytes]:
     """
-    Name a block by all that its KV depends on.
+    Name full blocks, each by its tokens and the name before it: by all that its KV depends on.
 
     Args:
-        parent: Name of the block before it, or `root_hash`.
-        tokens: Its token ids, int32 end to end.
-        extras: What applies from this block on, such as an image within it.
+        parent: Name of the block before the first, or `root_hash`.
+        tokens: Of the blocks, end to end.
     """
-    return hash_function(parent + tokens + _encode(extras) if extras else parent + tokens)
+    data, step = tokens.tobytes(), _TOKEN_BYTES * block_size
+    names = []
+    for start in range(0, len(data), step):
+        parent = hash_function(parent + data[start : start + step])
+        names.append(parent)
+    return names
 
 
 def root_hash(request: Request, *, hash_function: HashFunction) -> bytes:
@@ -78,23 +82,17 @@ class PrefixHasher:
         while len(tokens) >= MIN_RUN * size:
             known = self._runs.find(parent, tokens)
             if not known:
-                names = self._name(parent, tokens)
+                names = self._names(parent, tokens)
                 self._runs.keep(parent, tokens, names)
                 hashes += names
                 return hashes
             hashes += known
             parent, tokens = known[-1], tokens[len(known) * size :]
-        hashes += self._name(parent, tokens)
+        hashes += self._names(parent, tokens)
         return hashes
 
-    def _name(self, parent: bytes, tokens: TokenIds) -> list[bytes]:
-        # `block_hash` without a call of it for each block, which costs as much as the hash
-        function, data, step = self.hash_function, tokens.tobytes(), _TOKEN_BYTES * self.block_size
-        names = []
-        for start in range(0, len(data), step):
-            parent = function(parent + data[start : start + step])
-            names.append(parent)
-        return names
+    def _names(self, parent: bytes, tokens: TokenIds) -> list[bytes]:
+        return block_names(parent, tokens, block_size=self.block_size, hash_function=self.hash_function)
 
 
 class _Run(NamedTuple):

@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kernels.activation import silu_mul
-from kernels.rms_norm import RowNorm, rms_norm
 
 # layouts made for one row change the order of the sums from 1 row to 2; those for 32 and more do not
 ROWS_HINT = 128
@@ -78,41 +77,6 @@ def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tenso
         if product is not None:
             return product
     return silu_mul(linear(x, weight, bias))
-
-
-def normed_linear(
-    x: Tensor, norm: RowNorm, weight: Tensor, bias: Tensor | None = None, *, gated: bool = False
-) -> Tensor:
-    """
-    Multiply the norm of rows by a weight: `linear` of `rms_norm`, or `gated_linear` of it.
-
-    On a GPU one kernel does both for few rows, where that is the faster.
-    """
-    if x.is_cuda and x.dtype in HALVES:
-        from kernels.cuda.few_rows import few_rows_product
-
-        product = few_rows_product(x, weight, bias, gated=gated, norm=norm)
-        if product is not None:
-            return product
-    rows = rms_norm(x, norm.weight, norm.eps)
-    return gated_linear(rows, weight, bias) if gated else linear(rows, weight, bias)
-
-
-def added_linear(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor) -> bool:
-    """
-    Add a product to the residual stream in place, where one kernel does both; else nothing is done.
-
-    Args:
-        residual: [num_rows, out_features].
-
-    Returns:
-        Whether it was done.
-    """
-    if not (x.is_cuda and x.dtype in HALVES):
-        return False
-    from kernels.cuda.few_rows import few_rows_product
-
-    return few_rows_product(x, weight, bias, residual=residual) is not None
 
 
 def _reorder(weight: Tensor) -> Tensor:

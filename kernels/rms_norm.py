@@ -1,22 +1,7 @@
 """Root mean square norm, alone or after adding to the residual stream."""
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
-
-
-class RowNorm(NamedTuple):
-    """
-    A norm that a product does on its way.
-
-    Args:
-        weight: [hidden].
-        eps: Added to the mean square before the root.
-    """
-
-    weight: Tensor
-    eps: float
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -40,7 +40,7 @@ class Attention:
 
     def forward(
         self,
-        qkv: Tensor,
+        hidden: Tensor,
         batch: ForwardBatch,
         rotation: Rotation,
         kv_cache: Tensor,
@@ -50,16 +50,13 @@ class Attention:
         Attend, and write this layer's keys and values of the batch to the cache.
 
         Args:
-            qkv: [num_tokens, query_size + 2 * kv_size], what `qkv` makes of the normed rows.
+            hidden: [num_tokens, hidden_size], normed.
             rotation: Cosines and sines of the batch's positions, each [num_tokens, 1, rotary_dim].
             kv_cache: [2, num_blocks, num_kv_heads, block_size, head_dim], of this layer.
             kv_scales: [2, num_blocks, num_kv_heads, block_size] float32, of a cache of eight bits.
-
-        Returns:
-            [num_tokens, query_size], what `output` is given.
         """
         query, key, value = rope_and_store(
-            qkv, rotation, batch.slot_mapping, kv_cache, self.num_heads, self.norms, kv_scales
+            self.qkv.forward(hidden), rotation, batch.slot_mapping, kv_cache, self.num_heads, self.norms, kv_scales
         )
         attended = torch.empty_like(query, memory_format=torch.contiguous_format)
         split = batch.num_decodes
@@ -70,7 +67,7 @@ class Attention:
             fresh = query[split:], key[split:], value[split:]
             chunks = batch.prefill[self.window]
             prefill_attention(*fresh, kv_cache, chunks, self.scale, kv_scales=kv_scales, out=attended[split:])
-        return attended.view(len(attended), -1)
+        return self.output.forward(attended.view(len(attended), -1))
 
     def tensors(self, prefix: str) -> Iterator[NamedTensor]:
         yield from self.qkv.tensors(prefix)

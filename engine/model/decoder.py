@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from engine.batch import ForwardBatch
-from engine.model.attention import Attention, Rotation
+from engine.model.attention import Attention
 from engine.model.config import ModelConfig
-from engine.model.layers import Embedding, GatedMLP, Linear, NamedTensor, Norm, ResidualStream
+from engine.model.layers import Embedding, GatedMLP, Linear, NamedTensor, Norm
 from engine.model.rotary import RopeShape, rotary_table
 
 
@@ -20,23 +20,6 @@ class DecoderLayer:
         self.attention = Attention(config, window, dtype)
         self.mlp_norm = Norm(config.hidden_size, eps=config.norm_eps, dtype=dtype)
         self.mlp = GatedMLP(config.hidden_size, config.intermediate_size, bias=config.mlp_bias, dtype=dtype)
-
-    def forward(
-        self,
-        stream: ResidualStream,
-        batch: ForwardBatch,
-        rotation: Rotation,
-        kv_cache: Tensor,
-        kv_scales: Tensor | None,
-    ) -> None:
-        """Add what the layer makes of the stream to it; the rest as `Attention.forward` has it."""
-        attention, mlp = self.attention, self.mlp
-        # nothing of the one half is held while the other, which takes more memory, is computed
-        stream.add(
-            attention.output,
-            attention.forward(stream.through(self.attention_norm, attention.qkv), batch, rotation, kv_cache, kv_scales),
-        )
-        stream.add(mlp.down, stream.through(self.mlp_norm, mlp.gate_up, gated=True))
 
     def tensors(self, prefix: str) -> Iterator[NamedTensor]:
         yield from self.attention_norm.tensors(f"{prefix}input_layernorm.")
@@ -105,12 +88,16 @@ class Decoder:
         Returns:
             [num_tokens, hidden_size], before the last norm: what `logits` takes rows of.
         """
-        stream = ResidualStream(self.embedding.forward(batch.input_ids))
+        residual = self.embedding.forward(batch.input_ids)
         cos, sin = self.rotary_table.index_select(0, batch.positions).chunk(2, dim=1)
+        delta: Tensor | None = None
         scales = [None] * len(self.layers) if kv_scales is None else kv_scales
         for layer, kv_cache, layer_scales in zip(self.layers, kv_caches, scales, strict=True):
-            layer.forward(stream, batch, (cos, sin), kv_cache, layer_scales)
-        return stream.settled()
+            norm = layer.attention_norm
+            hidden = norm.forward(residual) if delta is None else norm.add_forward(delta, residual)
+            delta = layer.attention.forward(hidden, batch, (cos, sin), kv_cache, layer_scales)
+            delta = layer.mlp.forward(layer.mlp_norm.add_forward(delta, residual))
+        return residual if delta is None else residual.add_(delta)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[num_rows, hidden_size] of `forward` to [num_rows, vocab_size]; at least one row."""

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kernels.linear import added_linear, gated_linear, linear, normed_linear, pack_weight
-from kernels.rms_norm import RowNorm, add_rms_norm, rms_norm
+from kernels.linear import gated_linear, linear, pack_weight
+from kernels.rms_norm import add_rms_norm, rms_norm
 
 # a tensor's name in the checkpoint, and the memory it is loaded into
 NamedTensor = tuple[str, Tensor]
@@ -34,14 +34,6 @@ class Linear:
     def gated_forward(self, x: Tensor) -> Tensor:
         """The same, and the SiLU of its first half times its second: [num_rows, out_features / 2]."""
         return gated_linear(x, self.weight, self.bias)
-
-    def normed_forward(self, x: Tensor, norm: "Norm", *, gated: bool) -> Tensor:
-        """`forward` or `gated_forward` of the norm of `x`."""
-        return normed_linear(x, RowNorm(norm.weight, norm.eps), self.weight, self.bias, gated=gated)
-
-    def add_forward(self, x: Tensor, residual: Tensor) -> bool:
-        """Add `forward` of `x` to the residual in place, if one kernel can do both, and say whether."""
-        return added_linear(x, self.weight, self.bias, residual)
 
     def tensors(self, prefix: str) -> Iterator[NamedTensor]:
         start = 0
@@ -75,41 +67,6 @@ class Norm:
         yield f"{prefix}weight", self.weight
 
 
-class ResidualStream:
-    """
-    What the layers read and add to, one row a token.
-
-    A sum waits until the stream is read, so that one kernel adds and norms; or the product that makes it adds it.
-
-    Args:
-        rows: [num_tokens, hidden_size].
-    """
-
-    def __init__(self, rows: Tensor) -> None:
-        self._rows = rows
-        self._delta: Tensor | None = None
-
-    def through(self, norm: Norm, linear: Linear, *, gated: bool = False) -> Tensor:
-        """The norm of the stream through a layer."""
-        if self._delta is None:
-            return linear.normed_forward(self._rows, norm, gated=gated)
-        hidden, self._delta = norm.add_forward(self._delta, self._rows), None
-        return linear.gated_forward(hidden) if gated else linear.forward(hidden)
-
-    def add(self, linear: Linear, x: Tensor) -> None:
-        """Add what a layer makes of `x`."""
-        assert self._delta is None, "one sum waits at a time"
-        if not linear.add_forward(x, self._rows):
-            self._delta = linear.forward(x)
-
-    def settled(self) -> Tensor:
-        """The rows, with all that was added."""
-        if self._delta is not None:
-            self._rows.add_(self._delta)
-            self._delta = None
-        return self._rows
-
-
 class Embedding:
     """Token ids to rows; with tied embeddings its weight is the head's too."""
 
@@ -130,6 +87,9 @@ class GatedMLP:
         both = {"gate_proj": intermediate_size, "up_proj": intermediate_size}
         self.gate_up = Linear(hidden_size, both, bias=bias, dtype=dtype)
         self.down = Linear(intermediate_size, {"down_proj": hidden_size}, bias=bias, dtype=dtype)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.down.forward(self.gate_up.gated_forward(hidden))
 
     def tensors(self, prefix: str) -> Iterator[NamedTensor]:
         yield from self.gate_up.tensors(prefix)

@@ -32,12 +32,9 @@ def through_gate(sums):
 
 
 @triton.jit
-def store_features(out, sums, tile, num_rows, num_features, out_stride, ADD: tl.constexpr):
-    """Write a program's [features, rows], cast, to `out`, [num_rows, num_features], or add them to what is there."""
+def store_features(out, sums, tile, num_rows, num_features):
+    """Write a program's [features, rows], cast, to `out`, [num_rows, num_features]."""
     features = tile * sums.shape[0] + tl.arange(0, sums.shape[0])[:, None]
     rows = tl.arange(0, sums.shape[1])[None, :]
-    places = out + rows.to(tl.int64) * out_stride + features
-    mask = (rows < num_rows) & (features < num_features)
-    if ADD:
-        sums += tl.load(places, mask=mask, other=0.0).to(tl.float32)
-    tl.store(places, sums.to(out.dtype.element_ty), mask=mask)
+    places = out + rows.to(tl.int64) * num_features + features
+    tl.store(places, sums.to(out.dtype.element_ty), mask=(rows < num_rows) & (features < num_features))

@@ -6,9 +6,6 @@ along the input features, each with sums of its own for what it reads; the sums 
 end, so that one launch is enough however long the rows are. On GPUs that can start a kernel before
 the one ahead of it has ended, a program's first weights are on their way by the time there are rows.
 
-The norm of the rows can be part of it, as each program reads whole rows anyway: they meet the norm's
-weight where they meet the product's, and the sums are scaled. So can the sum with a residual stream.
-
 Source: NVIDIA, CUDA C++ Programming Guide, "Programmatic Dependent Launch".
 """
 
@@ -22,7 +19,6 @@ from torch import Tensor
 from kernels.configs import tuned
 from kernels.cuda.early import let_next_start, starts_early, wait_for_previous
 from kernels.cuda.features import store_features, through_gate, weight_rows
-from kernels.rms_norm import RowNorm
 
 MAX_ROWS = 4
 # elements of 16 bits that one thread loads at once
@@ -81,7 +77,6 @@ def default_config(num_rows: int, in_features: int, out_features: int) -> Config
     fits = in_features % 8 == 0 and 2 * in_features * out_features <= MAX_WEIGHT_BYTES
     return {
         "use": int(num_rows == 1 and fits),
-        "fuse": 0,
         "block_n": columns,
         "block_k": vectors * warps * WARP_SPAN,
         "warps": warps,
@@ -90,16 +85,7 @@ def default_config(num_rows: int, in_features: int, out_features: int) -> Config
     }
 
 
-def launch(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    config: Config,
-    *,
-    gated: bool = False,
-    norm: RowNorm | None = None,
-    residual: Tensor | None = None,
-) -> Tensor:
+def launch(x: Tensor, weight: Tensor, bias: Tensor | None, config: Config, *, gated: bool = False) -> Tensor:
     """
     Multiply with a given configuration.
 
@@ -110,11 +96,6 @@ def launch(
             shared memory; "early": 1 starts before the kernel ahead in the stream has ended, and
             waits for it once the first weights are asked for: of compute capability 9.0 and above.
         gated: As `kernels.linear.gated_linear`; "block_n" is 2 at least.
-        norm: Of the rows, before.
-        residual: [num_rows, out_features], which the product is added to in place; its rows may lie apart.
-
-    Returns:
-        The product, or `residual`.
     """
     num_rows, in_features = x.shape
     out_features = weight.shape[0] // (2 if gated else 1)
@@ -123,27 +104,21 @@ def launch(
     assert weight.is_contiguous()
     assert x.stride(1) == 1 or in_features == 1, "the elements of a row must be adjacent"
     early = bool(config["early"]) and starts_early(num_rows)
-    out = residual
-    if out is None:
-        out = torch.empty(num_rows, out_features, dtype=x.dtype, device=x.device)
+    out = torch.empty(num_rows, out_features, dtype=x.dtype, device=x.device)
     _gemv_kernel[(triton.cdiv(out_features, columns),)](
         out,
         x,
         weight,
         bias,
-        norm.weight if norm is not None else None,
-        norm.eps if norm is not None else 0.0,
         num_rows,
         out_features,
         in_features,
         x.stride(0),
-        out.stride(0),
         ROWS=_padded(num_rows),
         BLOCK_N=config["block_n"],
         BLOCK_K=config["block_k"],
         STAGES=config["stages"],
         GATED=gated,
-        ADD=residual is not None,
         EARLY=early,
         num_warps=config["warps"],
         launch_pdl=early,
@@ -161,20 +136,16 @@ def _gemv_kernel(
     x,
     weight,
     bias,
-    norm_weight,
-    eps,
     num_rows,
     out_features,
     # that 16 divides it and the stride lets loads be wide
     in_features,
     x_stride,
-    out_stride,
     ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
     GATED: tl.constexpr,
-    ADD: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     let_next_start(EARLY)
@@ -189,33 +160,21 @@ def _gemv_kernel(
     is_column, is_row = is_feature[None, :, None], rows < num_rows
     # read once: weights need not push out of the cache what comes again
     tile = tl.load(weights, mask=is_column & (places < in_features), other=0.0, eviction_policy="evict_first")
-    if norm_weight is not None:
-        scale = tl.load(norm_weight + places, mask=places < in_features, other=0.0)
     # nobody writes weights meanwhile; the rows come from the kernel ahead, and `out` may be its input
     wait_for_previous(EARLY)
-    given = tl.load(inputs, mask=is_row & (places < in_features), other=0.0)
-    if norm_weight is not None:
-        squares = _products(given, given)
-        given = given.to(tl.float32) * scale.to(tl.float32)
-    sums = _products(tile, given)
+    sums = _products(tile, tl.load(inputs, mask=is_row & (places < in_features), other=0.0))
     for start in tl.range(BLOCK_K, in_features, BLOCK_K, num_stages=STAGES):
         inside = start + places < in_features
         tile = tl.load(weights + start, mask=is_column & inside, other=0.0, eviction_policy="evict_first")
-        given = tl.load(inputs + start, mask=is_row & inside, other=0.0)
-        if norm_weight is not None:
-            squares += _products(given, given)
-            given = given.to(tl.float32) * tl.load(norm_weight + start + places, mask=inside, other=0.0).to(tl.float32)
-        sums += _products(tile, given)
+        sums += _products(tile, tl.load(inputs + start, mask=is_row & inside, other=0.0))
 
     total = tl.sum(sums, axis=2)
-    if norm_weight is not None:
-        total *= tl.rsqrt(tl.sum(squares, axis=2) / in_features + eps)
     if bias is not None:
         total += tl.load(bias + features, mask=is_feature, other=0.0).to(tl.float32)[None, :]
     total = tl.trans(total)
     if GATED:
         total = through_gate(total)
-    store_features(out, total, tl.program_id(0), num_rows, out_features, out_stride, ADD)
+    store_features(out, total, tl.program_id(0), num_rows, out_features)
 
 
 @triton.jit

@@ -9,9 +9,6 @@ order, so that a product has the same bits every time.
 On GPUs that can start a kernel before the one ahead of it has ended, the first weights are on
 their way to the L2 cache by the time there are rows.
 
-The norm of the rows can be part of it: they meet the norm's weight as they are loaded, and the sums
-are scaled. So can the sum with a residual stream.
-
 Source: Osama et al. 2023, arXiv:2301.03598, "Stream-K" (parts joined by the last to arrive).
 """
 
@@ -25,7 +22,6 @@ from torch import Tensor
 from kernels.configs import tuned
 from kernels.cuda.early import let_next_start, starts_early, wait_for_previous
 from kernels.cuda.features import store_features, through_gate, weight_rows
-from kernels.rms_norm import RowNorm
 
 MAX_ROWS = 64
 # of a weight that is split; others have more tiles than a GPU has multiprocessors
@@ -37,7 +33,7 @@ LINE = tl.constexpr(64)
 
 Config = dict[str, int]
 
-DEFAULT: Config = {"use": 0, "fuse": 0, "block_n": 64, "block_k": 64, "warps": 4, "stages": 4, "splits": 1}
+DEFAULT: Config = {"use": 0, "block_n": 64, "block_k": 64, "warps": 4, "stages": 4, "splits": 1}
 
 
 def skinny_gemm_triton(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, gated: bool = False) -> Tensor:
@@ -64,16 +60,7 @@ def padded(num_rows: int) -> int:
     return max(16, 1 << (num_rows - 1).bit_length())
 
 
-def launch(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    config: Config,
-    *,
-    gated: bool = False,
-    norm: RowNorm | None = None,
-    residual: Tensor | None = None,
-) -> Tensor:
+def launch(x: Tensor, weight: Tensor, bias: Tensor | None, config: Config, *, gated: bool = False) -> Tensor:
     """
     Multiply with a given configuration.
 
@@ -82,11 +69,6 @@ def launch(
             that it reads at once; "splits", the parts that the input features are cut into; "warps"
             and "stages".
         gated: As `kernels.linear.gated_linear`.
-        norm: Of the rows, before.
-        residual: [num_rows, out_features], which the product is added to in place; its rows may lie apart.
-
-    Returns:
-        The product, or `residual`.
     """
     num_rows, in_features = x.shape
     width = weight.shape[0] // (2 if gated else 1)
@@ -95,36 +77,29 @@ def launch(
     assert x.stride(1) == 1 or in_features == 1, "the elements of a row must be adjacent"
     rows, block_n, splits, early = padded(num_rows), config["block_n"], config["splits"], starts_early(num_rows)
     tiles = triton.cdiv(width, block_n // (2 if gated else 1))
-    out = residual
-    if out is None:
-        out = torch.empty(num_rows, width, dtype=x.dtype, device=x.device)
+    out = torch.empty(num_rows, width, dtype=x.dtype, device=x.device)
     parts = arrivals = None
     if splits > 1:
         assert tiles <= MAX_SPLIT_TILES
-        # of each program its sums, and one more feature for squares
-        parts = torch.empty(tiles * splits * (block_n + 1) * rows, dtype=torch.float32, device=x.device)
+        parts = torch.empty(tiles * splits * block_n * rows, dtype=torch.float32, device=x.device)
         arrivals = _arrivals(x.device)
     _skinny_gemm_kernel[(tiles, splits)](
         out,
         x,
         weight,
         bias,
-        norm.weight if norm is not None else None,
-        norm.eps if norm is not None else 0.0,
         parts,
         arrivals,
         num_rows,
         width,
         in_features,
         x.stride(0),
-        out.stride(0),
         ROWS=rows,
         BLOCK_N=block_n,
         BLOCK_K=config["block_k"],
         STAGES=config["stages"],
         AHEAD=AHEAD if early else 0,
         GATED=gated,
-        ADD=residual is not None,
         EARLY=early,
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
         num_warps=config["warps"],
@@ -150,8 +125,6 @@ def _skinny_gemm_kernel(
     x,
     weight,
     bias,
-    norm_weight,
-    eps,
     parts,
     arrivals,
     num_rows,
@@ -159,14 +132,12 @@ def _skinny_gemm_kernel(
     # that 16 divides it and the stride lets loads be wide
     in_features,
     x_stride,
-    out_stride,
     ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
     AHEAD: tl.constexpr,
     GATED: tl.constexpr,
-    ADD: tl.constexpr,
     EARLY: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
@@ -187,7 +158,6 @@ def _skinny_gemm_kernel(
     rows = tl.arange(0, ROWS)
     inputs = x + rows.to(tl.int64)[None, :] * x_stride + places[:, None]
     sums = tl.zeros([BLOCK_N, ROWS], tl.float32)
-    squares = tl.zeros([BLOCK_K, ROWS], tl.float32)
     for start in tl.range(first, tl.minimum(first + share, in_features), BLOCK_K, num_stages=STAGES):
         inside = start + places < in_features
         # read once: weights need not push out of the cache what comes again
@@ -198,40 +168,26 @@ def _skinny_gemm_kernel(
             eviction_policy="evict_first",
         )
         given = tl.load(inputs + start, mask=inside[:, None] & (rows < num_rows)[None, :], other=0.0)
-        if norm_weight is not None:
-            wide = given.to(tl.float32)
-            squares += wide * wide
-            scale = tl.load(norm_weight + start + places, mask=inside, other=0.0)
-            given = (wide * scale.to(tl.float32)[:, None]).to(given.dtype)
         sums = tl.dot(of_weight, given, sums, input_precision=PRECISION)
 
-    square = tl.sum(squares, axis=0)
     if parts is not None:
         cells = tl.arange(0, BLOCK_N)[:, None] * ROWS + rows[None, :]
-        size: tl.constexpr = (BLOCK_N + 1) * ROWS
-        of_tile = parts + tile.to(tl.int64) * splits * size
-        tl.store(of_tile + split * size + cells, sums)
-        if norm_weight is not None:
-            tl.store(of_tile + split * size + BLOCK_N * ROWS + rows, square)
+        of_tile = parts + tile.to(tl.int64) * splits * (BLOCK_N * ROWS)
+        tl.store(of_tile + split * (BLOCK_N * ROWS) + cells, sums)
         # what all threads of the program stored comes before its arrival
         tl.debug_barrier()
         if tl.atomic_add(arrivals + tile, 1, sem="acq_rel") < splits - 1:
             return
         tl.store(arrivals + tile, 0)
         sums = tl.zeros([BLOCK_N, ROWS], tl.float32)
-        square = tl.zeros([ROWS], tl.float32)
         for part in range(splits):
             # from the L2 cache, where other multiprocessors' stores are
-            sums += tl.load(of_tile + part * size + cells, cache_modifier=".cg")
-            if norm_weight is not None:
-                square += tl.load(of_tile + part * size + BLOCK_N * ROWS + rows, cache_modifier=".cg")
-    if norm_weight is not None:
-        sums *= tl.rsqrt(square / in_features + eps)[None, :]
+            sums += tl.load(of_tile + part * (BLOCK_N * ROWS) + cells, cache_modifier=".cg")
     if bias is not None:
         sums += tl.load(bias + features, mask=is_feature, other=0.0).to(tl.float32)[:, None]
     if GATED:
         sums = through_gate(sums)
-    store_features(out, sums, tile, num_rows, width, out_stride, ADD)
+    store_features(out, sums, tile, num_rows, width)
 
 
 @triton.jit

@@ -9,8 +9,6 @@ from torch import Tensor
 
 from kernels.cuda.gemv import default_config, gated_gemv_triton, gemv_triton, launch
 from kernels.linear import gated_linear, linear
-from kernels.rms_norm import RowNorm
-from tests.support.elementwise import EPS, normed
 from tests.support.numerics import assert_near, gated_product, product
 
 DTYPES = [torch.bfloat16, torch.float16]
@@ -102,39 +100,6 @@ def test_weights_past_two_billion_elements_are_addressed() -> None:
 
     assert_near(x.double() @ last.double().T, out[:, -8:])
     assert 0 == out[:, :-8].count_nonzero().item()
-
-
-@pytest.mark.parametrize("num_rows", [1, 3])
-@pytest.mark.parametrize(("width", "in_features"), [(4864, 896), (14336, 4096), (131, 1000)])
-@pytest.mark.parametrize("early", [0, 1])
-def test_rows_are_normed_on_the_way(num_rows: int, width: int, in_features: int, early: int) -> None:
-    """
-    And the product of that is added to a residual stream, in place.
-    """
-    torch.manual_seed(6)
-    x, weight = (
-        7 * random(num_rows, in_features, dtype=torch.bfloat16),
-        random(2 * width, in_features, dtype=torch.bfloat16),
-    )
-    norm, config = (
-        RowNorm(torch.rand(in_features, dtype=torch.bfloat16, device="cuda"), EPS),
-        default_config(num_rows, in_features, 2 * width),
-    )
-    config |= {"block_n": max(2, config["block_n"]), "early": early}
-    down, residual = (
-        random(in_features, width, dtype=torch.bfloat16),
-        random(num_rows, in_features, dtype=torch.bfloat16),
-    )
-    weight /= in_features**0.5
-    truth = gated_product(normed(x, norm.weight), weight)
-
-    gated = launch(x, weight, None, config, gated=True, norm=norm)
-    expected = product(gated, down) + residual.double()
-    launch(gated, down, None, config, residual=residual)
-
-    assert_near(truth, gated)
-    assert_near(expected, residual)
-    assert_near(product(normed(x, norm.weight), weight), launch(x, weight, None, config, norm=norm))
 
 
 def test_a_graph_replays_with_new_rows() -> None:

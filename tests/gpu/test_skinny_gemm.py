@@ -8,8 +8,6 @@ from torch import Tensor
 
 from kernels.cuda.skinny_gemm import DEFAULT, launch, skinny_gemm_triton
 from kernels.linear import gated_linear, linear
-from kernels.rms_norm import RowNorm
-from tests.support.elementwise import EPS, normed
 from tests.support.numerics import assert_near, gated_product, product
 
 DTYPES = [torch.bfloat16, torch.float16]
@@ -54,29 +52,6 @@ def test_a_configuration_changes_nothing_but_the_time(gated: bool, block_n: int,
     assert_near(truth, first)
     for _ in range(20):
         assert torch.equal(first, launch(x, weight, bias, config, gated=gated))
-
-
-@pytest.mark.parametrize("num_rows", [8, 32, 64])
-@pytest.mark.parametrize(("block_n", "block_k", "splits"), [(32, 128, 2), (64, 64, 4), (128, 64, 1)])
-def test_rows_are_normed_on_the_way(num_rows: int, block_n: int, block_k: int, splits: int) -> None:
-    """
-    And the product of that is added to a residual stream, in place, each time with the same bits.
-    """
-    torch.manual_seed(4)
-    x, weight = 7 * random(num_rows, 896, dtype=torch.bfloat16), random(2 * 1000, 896, dtype=torch.bfloat16) / 30
-    norm = RowNorm(torch.rand(896, dtype=torch.bfloat16, device="cuda"), EPS)
-    down, before = random(896, 1000, dtype=torch.bfloat16), random(num_rows, 896, dtype=torch.bfloat16)
-    config = DEFAULT | {"block_n": block_n, "block_k": block_k, "splits": splits}
-    truth = gated_product(normed(x, norm.weight), weight)
-
-    first = launch(x, weight, None, config, gated=True, norm=norm)
-    total = launch(first, down, None, config, residual=before.clone())
-
-    assert_near(truth, first, 2e-2)
-    assert_near(product(first, down) + before.double(), total)
-    for _ in range(20):
-        assert torch.equal(first, launch(x, weight, None, config, gated=True, norm=norm))
-        assert torch.equal(total, launch(first, down, None, config, residual=before.clone()))
 
 
 @pytest.mark.parametrize("num_rows", [8, 32])

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from kernels.linear import added_linear, gated_linear, linear, normed_linear, pack_weight
-from kernels.rms_norm import RowNorm, rms_norm
+from kernels.linear import gated_linear, linear, pack_weight
 from tests.support.numerics import assert_near, gated_product, product
 
 
@@ -35,21 +34,6 @@ def test_a_gated_product_equals_float64(dtype: torch.dtype) -> None:
 
     assert_near(gated_product(x, weight), gated_linear(x, packed))
     assert_near(gated_product(x, weight, bias), gated_linear(x, packed, bias))
-
-
-def test_a_norm_before_is_a_step_of_its_own() -> None:
-    """
-    On a CPU, with the very bits of one after the other; and nothing is added on the way.
-    """
-    torch.manual_seed(3)
-    x, weight, residual = torch.randn(7, 80), torch.randn(2 * 66, 80), torch.randn(7, 2 * 66)
-    norm, packed, before = RowNorm(torch.rand(80), 1e-5), pack_weight(weight), residual.clone()
-    rows = rms_norm(x, *norm)
-
-    assert torch.equal(linear(rows, packed), normed_linear(x, norm, packed))
-    assert torch.equal(gated_linear(rows, packed), normed_linear(x, norm, packed, gated=True))
-    assert not added_linear(x, packed, None, residual)
-    assert torch.equal(before, residual)
 
 
 @pytest.mark.parametrize(("inner", "columns"), [(576, 960), (1536, 576), (80, 129)])

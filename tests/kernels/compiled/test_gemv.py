@@ -6,14 +6,11 @@ from kernels.cuda.gemv import _gemv_kernel, default_config
 from tests.support.compile import compile_sm90
 
 SIGNATURE = {"out": "*bf16", "x": "*bf16", "weight": "*bf16", "bias": "*bf16"} | {
-    "eps": "fp32",
     "num_rows": "i32",
     "out_features": "i32",
     "in_features": "i32:16",
     "x_stride": "i32:16",
-    "out_stride": "i32:16",
 }
-PLAIN = {"norm_weight": None, "ADD": False}
 
 
 @pytest.mark.parametrize("early", [False, True])
@@ -30,7 +27,7 @@ def test_the_weight_is_read_wide_and_nothing_spills(
     config = default_config(num_rows, in_features, out_features)
     columns, spans = config["block_n"], config["block_k"] // (256 * config["warps"])
     blocks = {"ROWS": num_rows, "BLOCK_N": columns, "BLOCK_K": config["block_k"], "STAGES": 1, "GATED": False}
-    blocks |= {"EARLY": early} | PLAIN
+    blocks["EARLY"] = early
 
     compiled = compile_sm90(_gemv_kernel, SIGNATURE, blocks, config["warps"], 1)
 
@@ -52,7 +49,7 @@ def test_a_gate_spills_nothing(num_rows: int) -> None:
     A gated product has its first weights on the way before the wait too.
     """
     config = default_config(num_rows, 896, 9728)
-    blocks = {"ROWS": num_rows, "BLOCK_N": config["block_n"], "BLOCK_K": config["block_k"], "STAGES": 1} | PLAIN
+    blocks = {"ROWS": num_rows, "BLOCK_N": config["block_n"], "BLOCK_K": config["block_k"], "STAGES": 1}
 
     compiled = compile_sm90(_gemv_kernel, SIGNATURE, blocks | {"GATED": True, "EARLY": True}, config["warps"], 1)
 
@@ -60,35 +57,11 @@ def test_a_gate_spills_nothing(num_rows: int) -> None:
     assert 0 < compiled.ptx.split("griddepcontrol.wait")[0].count(".v4.b32")
 
 
-@pytest.mark.parametrize("num_rows", [1, 4])
-@pytest.mark.parametrize(
-    ("in_features", "out_features", "gated"),
-    [(896, 1152, False), (896, 9728, True), (4096, 6144, False), (4096, 28_672, True)],
-)
-def test_a_norm_is_read_wide_and_spills_nothing(
-    num_rows: int, in_features: int, out_features: int, gated: bool
-) -> None:
-    """
-    The norm's weight is asked for before the wait, as it never changes.
-    """
-    config = default_config(num_rows, in_features, out_features)
-    blocks = {"ROWS": num_rows, "BLOCK_N": max(2, config["block_n"]), "BLOCK_K": config["block_k"], "STAGES": 1}
-    blocks |= {"GATED": gated, "EARLY": True, "ADD": False}
-
-    compiled = compile_sm90(_gemv_kernel, SIGNATURE | {"norm_weight": "*bf16"}, blocks, config["warps"], 1)
-
-    assert 0 == compiled.spills
-    assert compiled.registers <= 168
-    before = compiled.ptx.split("griddepcontrol.wait")[0]
-    spans = config["block_k"] // (256 * config["warps"])
-    assert spans * (blocks["BLOCK_N"] + 1) == before.count(".v4.b32") == before.count("ld.global")
-
-
 def test_stages_load_ahead_into_shared_memory() -> None:
     """
     With stages the same loads are asynchronous, and as wide.
     """
-    blocks = {"ROWS": 1, "BLOCK_N": 4, "BLOCK_K": 1024, "STAGES": 4, "GATED": False, "EARLY": False} | PLAIN
+    blocks = {"ROWS": 1, "BLOCK_N": 4, "BLOCK_K": 1024, "STAGES": 4, "GATED": False, "EARLY": False}
 
     compiled = compile_sm90(_gemv_kernel, SIGNATURE, blocks, 4, 4)
 

@@ -6,12 +6,10 @@ from kernels.cuda.skinny_gemm import _skinny_gemm_kernel
 from tests.support.compile import MAX_SHARED_BYTES, compile_sm90
 
 SIGNATURE = {"out": "*bf16", "x": "*bf16", "weight": "*bf16", "bias": "*bf16", "parts": "*fp32", "arrivals": "*i32"} | {
-    "eps": "fp32",
     "num_rows": "i32",
     "width": "i32",
     "in_features": "i32:16",
     "x_stride": "i32:16",
-    "out_stride": "i32:16",
 }
 
 
@@ -29,7 +27,7 @@ def test_the_weight_is_copied_ahead_and_nothing_spills(
     compiled = compile_sm90(
         _skinny_gemm_kernel,
         SIGNATURE,
-        blocks | {"GATED": gated, "ADD": False, "EARLY": True, "PRECISION": "tf32", "norm_weight": None},
+        blocks | {"GATED": gated, "EARLY": True, "PRECISION": "tf32"},
         warps,
         stages,
     )
@@ -44,26 +42,3 @@ def test_the_weight_is_copied_ahead_and_nothing_spills(
     before = compiled.ptx[: compiled.ptx.index("griddepcontrol.wait")]
     assert "prefetch.global.L2" in before
     assert "cp.async" not in before
-
-
-@pytest.mark.parametrize("gated", [False, True])
-@pytest.mark.parametrize(
-    ("rows", "block_n", "block_k", "stages"), [(16, 64, 128, 4), (32, 32, 128, 6), (32, 128, 64, 6)]
-)
-def test_a_norm_spills_nothing(gated: bool, rows: int, block_n: int, block_k: int, stages: int) -> None:
-    """
-    Rows pass through the registers on their way to the matrix units; weights do not.
-    """
-    blocks = {"ROWS": rows, "BLOCK_N": block_n, "BLOCK_K": block_k, "STAGES": stages, "AHEAD": 4, "ADD": not gated}
-
-    compiled = compile_sm90(
-        _skinny_gemm_kernel,
-        SIGNATURE | {"norm_weight": "*bf16"},
-        blocks | {"GATED": gated, "EARLY": True, "PRECISION": "tf32"},
-        4,
-        stages,
-    )
-
-    assert 0 == compiled.spills
-    assert compiled.shared <= MAX_SHARED_BYTES
-    assert (block_n >= 64) == (compiled.count("wgmma.mma_async") > 0)

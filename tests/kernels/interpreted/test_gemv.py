@@ -4,8 +4,6 @@ import pytest
 import torch
 
 from kernels.cuda.gemv import Config, config_for, default_config, gated_gemv_triton, gemv_triton, launch
-from kernels.rms_norm import RowNorm
-from tests.support.elementwise import EPS, normed
 from tests.support.numerics import assert_near, gated_product, product
 
 DTYPES = [torch.float32, torch.float16]
@@ -40,43 +38,6 @@ def test_a_gated_product_equals_float64(dtype: torch.dtype, num_rows: int, width
 
     assert_near(gated_product(x, weight), gated_gemv_triton(x, weight))
     assert_near(gated_product(x, weight, bias), launch(x, weight, bias, SMALL, gated=True))
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("num_rows", [1, 3])
-@pytest.mark.parametrize(("width", "in_features"), [(5, 63), (17, 600)])
-def test_rows_are_normed_on_the_way(dtype: torch.dtype, num_rows: int, width: int, in_features: int) -> None:
-    """
-    By the norm's weight as they are read, and by their own size at the end, before bias and gate.
-    """
-    torch.manual_seed(5)
-    x = 7 * torch.randn(num_rows, in_features, dtype=dtype)
-    weight, bias = torch.randn(2 * width, in_features, dtype=dtype), torch.randn(2 * width, dtype=dtype)
-    norm = RowNorm(torch.rand(in_features, dtype=dtype), EPS)
-    rows = normed(x, norm.weight)
-
-    assert_near(product(rows, weight, bias), launch(x, weight, bias, SMALL, norm=norm))
-    assert_near(gated_product(rows, weight, bias), launch(x, weight, bias, SMALL, gated=True, norm=norm))
-    assert_near(product(rows, weight), launch(x, weight, None, SMALL | {"stages": 3}, norm=norm))
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("num_rows", [1, 3])
-def test_a_product_is_added_to_what_is_there(dtype: torch.dtype, num_rows: int) -> None:
-    """
-    In place, to rows that may lie apart.
-    """
-    torch.manual_seed(6)
-    x, weight, bias = (torch.randn(shape, dtype=dtype) for shape in ((num_rows, 300), (21, 300), (21,)))
-    wide = torch.randn(num_rows, 40, dtype=dtype)
-    before, residual = wide.clone(), wide[:, 8:29]
-    expected = product(x, weight, bias) + residual.double()
-
-    assert launch(x, weight, bias, SMALL, residual=residual) is residual
-
-    assert_near(expected, residual)
-    assert torch.equal(before[:, :8], wide[:, :8])
-    assert torch.equal(before[:, 29:], wide[:, 29:])
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,6 @@ import pytest
 import torch
 
 from kernels.cuda.skinny_gemm import DEFAULT, Config, config_for, launch, padded, skinny_gemm_triton
-from kernels.rms_norm import RowNorm
-from tests.support.elementwise import EPS, normed
 from tests.support.numerics import assert_near, gated_product, product
 
 DTYPES = [torch.float32, torch.float16]
@@ -42,44 +40,6 @@ def test_a_gated_product_equals_float64(dtype: torch.dtype, width: int, splits: 
 
     assert_near(gated_product(x, weight), launch(x, weight, None, config, gated=True))
     assert_near(gated_product(x, weight, bias), launch(x, weight, bias, config, gated=True))
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("splits", [1, 3])
-def test_rows_are_normed_on_the_way(dtype: torch.dtype, splits: int) -> None:
-    """
-    By the norm's weight as they are read, and by their own size at the end, however the input features are cut.
-    """
-    torch.manual_seed(3)
-    x, weight, bias = 7 * torch.randn(9, 104, dtype=dtype), torch.randn(74, 104, dtype=dtype), torch.randn(74)
-    bias, norm = bias.to(dtype), RowNorm(torch.rand(104, dtype=dtype), EPS)
-    rows, config = normed(x, norm.weight), SMALL | {"splits": splits}
-    # rows are rounded once more before they are multiplied
-    tolerance = None if dtype == torch.float32 else 2e-3
-
-    for _ in range(2):
-        assert_near(product(rows, weight, bias), launch(x, weight, bias, config, norm=norm), tolerance)
-        actual = launch(x, weight, bias, config, gated=True, norm=norm)
-        assert_near(gated_product(rows, weight, bias), actual, tolerance)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("splits", [1, 3])
-def test_a_product_is_added_to_what_is_there(dtype: torch.dtype, splits: int) -> None:
-    """
-    Once, by whoever arrives last, in place, to rows that may lie apart.
-    """
-    torch.manual_seed(4)
-    x, weight = torch.randn(9, 104, dtype=dtype), torch.randn(37, 104, dtype=dtype)
-    wide = torch.randn(9, 48, dtype=dtype)
-    before, residual = wide.clone(), wide[:, 3:40]
-    expected = product(x, weight) + residual.double()
-
-    assert launch(x, weight, None, SMALL | {"splits": splits}, residual=residual) is residual
-
-    assert_near(expected, residual)
-    assert torch.equal(before[:, :3], wide[:, :3])
-    assert torch.equal(before[:, 40:], wide[:, 40:])
 
 
 @pytest.mark.parametrize(
