@@ -10,7 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from pagemill import __version__
+from pagemill import __version__, cli
+from pagemill.client import Client
 from pagemill.connection import connect_async
 from pagemill.consumer import Consumer
 from pagemill.ids import uuid7
@@ -206,11 +207,23 @@ def test_ids_are_printed_as_json(queue: SimpleNamespace, run: Run) -> None:
     assert [jobs[prompt] for prompt in ("a", "b", "c")] == found
 
 
-def test_waiting_without_a_worker_is_told(queue: SimpleNamespace, run: Run) -> None:
+def test_waiting_without_a_worker_is_told(queue: SimpleNamespace, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """
     A wait that may last for ever says why, on standard error; the answer comes all the same.
     """
-    worker = threading.Thread(target=lambda: wait_for(lambda: answer(queue, echo)))
+    looked, tell = threading.Event(), cli._tell_of_no_worker
+
+    def tell_first(client: Client) -> None:
+        tell(client)
+        looked.set()
+
+    def be_a_worker() -> None:
+        # no sooner, or there is one
+        assert looked.wait(30)
+        wait_for(lambda: answer(queue, echo))
+
+    monkeypatch.setattr(cli, "_tell_of_no_worker", tell_first)
+    worker = threading.Thread(target=be_a_worker)
     worker.start()
     code, printed, errors = run("submit", "x", "--wait")
     worker.join()
