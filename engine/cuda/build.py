@@ -164,15 +164,19 @@ def _measure_graphs(runner: CudaModelRunner, config: ResolvedConfig, device: tor
     with explained("capturing the first CUDA graphs", "lower max_num_seqs, or set cuda_graphs to false", device):
         runner.capture_graphs(sizes[-_TRIAL_GRAPHS:], more[-1:])
     assert runner.graphs is not None
-    count = len(runner.graphs)
+    assert runner.prefill_graphs is not None
+    num_prefills = len(runner.prefill_graphs)
+    count = len(runner.graphs) + num_prefills
     after = snapshot(device)
-    runner.graphs = None
+    runner.forget_graphs()
     taken = before.free - after.free
     reset_peak(device)
     # the pool is shared; each graph adds its own nodes
     pool = after.reserved - before.reserved
     each = max(0, taken - pool) // count
-    return graph_memory([pool + each] + [each] * (count - 1), (len(sizes) + len(more)) * len(Sampling))
+    # those of prefills are there already
+    wanted = (len(sizes) + len(more)) * len(Sampling) + num_prefills
+    return graph_memory([pool + each] + [each] * (count - 1), wanted)
 
 
 def _trial_shape(decoder: Decoder, config: ResolvedConfig, cache_dtype: torch.dtype) -> CacheShape:

@@ -63,7 +63,7 @@ class DecodeGraphs:
     def capture(self) -> None:
         """Capture them all, the largest first: the smaller ones fit into its memory."""
         pool = torch.cuda.graph_pool_handle()
-        with _garbage_kept():
+        with garbage_kept():
             for size, sampling, cascade in self._kinds():
                 # libraries load their kernels for a shape at its first call, which a capture may not contain
                 if not cascade or sampling is Sampling.GREEDY:
@@ -96,7 +96,7 @@ class DecodeGraphs:
 
 
 @contextmanager
-def _garbage_kept() -> Iterator[None]:
+def garbage_kept() -> Iterator[None]:
     """Collect garbage before, and none meanwhile: graphs of an earlier engine among it would end a capture."""
     gc.collect()
     was_enabled = gc.isenabled()

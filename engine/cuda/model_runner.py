@@ -16,6 +16,7 @@ from engine.cuda.device_state import DeviceState
 from engine.cuda.graphs import DecodeGraphs, Sampling
 from engine.cuda.kv_cache import CudaKVCache
 from engine.cuda.plan import PackedPrefill, PackedStep, PrefillSections, StepPacker
+from engine.cuda.prefill_graphs import PrefillGraphs
 from engine.cuda.transfer import CudaEvent, Event, HostBuffers, MakeEvent, Transfers, record_timed_event, to_host
 from engine.grammar import AnyText
 from engine.model.decoder import Decoder
@@ -98,6 +99,7 @@ class CudaModelRunner:
         self.max_num_seqs = max_num_seqs
         self.max_model_len = max_model_len
         self.graphs: DecodeGraphs | None = None
+        self.prefill_graphs: PrefillGraphs | None = None
         # where a benchmark wants to know when the device began and ended each step
         self.step_events: list[tuple[Event, Event]] | None = None
 
@@ -133,11 +135,20 @@ class CudaModelRunner:
 
     @torch.inference_mode()
     def capture_graphs(self, sizes: SequenceOf[int], cascade_sizes: SequenceOf[int] = ()) -> None:
-        """Make graphs of decode batches; the largest of `sizes`, of both kinds, must be max_num_seqs."""
+        """Make graphs of prefills and decode batches; the largest of `sizes`, of both kinds, must be max_num_seqs."""
+        prefill_graphs = PrefillGraphs(self._forward, self.state.inputs, self.windows)
+        prefill_graphs.capture()
         self._fill_with_padding()
         graphs = DecodeGraphs(self._decode_rows, sizes, cascade_sizes if self.cascade else ())
         graphs.capture()
-        self.graphs = graphs
+        self.graphs, self.prefill_graphs = graphs, prefill_graphs
+
+    def forget_graphs(self) -> None:
+        """Give their memory back."""
+        self.graphs = self.prefill_graphs = None
+
+    def _forward(self, batch: ForwardBatch) -> Tensor:
+        return self.model.forward(batch, self.kv_cache.layers, self.kv_cache.scales)
 
     @torch.inference_mode()
     def try_decode(self, num_rows: int) -> None:
@@ -175,7 +186,7 @@ class CudaModelRunner:
         # the last token stands behind a prefix
         behind = (self._trial_part(1, 1, num_prefix=max(1, length - 1)),) if num_tokens > 1 else ()
         plans = {window: VarlenPrefill(window=window, fresh=fresh, behind=behind) for window in self.windows}
-        return self.model.forward(self._batch(inputs, 0, {}, plans), self.kv_cache.layers, self.kv_cache.scales)
+        return self._forward(self._batch(inputs, 0, {}, plans))
 
     def _try_sampling(self, hidden: Tensor) -> None:
         """Sample rows with all there is to sampling, as the padding slot, which is left as it was."""
@@ -274,7 +285,7 @@ class CudaModelRunner:
         slots = self._begin_decode(count, inputs, numbers)
         plans = self._plan_decodes(slots, inputs, numbers, cascade)
         batch = self._batch(inputs, count, plans, {})
-        logits = self.model.logits(self.model.forward(batch, self.kv_cache.layers, self.kv_cache.scales))
+        logits = self.model.logits(self._forward(batch))
         if sampling is Sampling.LOGITS:
             self._keep_logits(logits)
         else:
@@ -309,6 +320,9 @@ class CudaModelRunner:
         return self._sample_mixed(packed, prefill, hidden, sent), prompt_logprobs
 
     def _forward_mixed(self, count: int, prefill: PackedPrefill, sent: Tensor, cascade: bool) -> Tensor:
+        graphs = self.prefill_graphs if not count else None
+        if graphs is not None and (size := graphs.size_for(prefill)) is not None:
+            return graphs.replay(size, prefill, sent)
         inputs = self.state.inputs.rows(count + prefill.num_tokens)
         decode: dict[int | None, PagedDecode] = {}
         if count:
@@ -319,7 +333,7 @@ class CudaModelRunner:
         inputs.positions[count:].copy_(sent[prefill.positions.place])
         inputs.slot_mapping[count:].copy_(sent[prefill.slot_mapping.place])
         batch = self._batch(inputs, count, decode, self._prefill_plans(prefill, sent))
-        return self.model.forward(batch, self.kv_cache.layers, self.kv_cache.scales)
+        return self._forward(batch)
 
     def _sample_mixed(self, packed: PackedStep, prefill: PackedPrefill, hidden: Tensor, sent: Tensor) -> Sampled | None:
         num_sampled = len(packed.slots)

@@ -43,6 +43,8 @@ KINDS = (
     {"grammar": LETTERS, "repetition_penalty": 1.5, "ignore_eos": True, "min_tokens": 3},
     {"grammar": CHOICE, "temperature": 1.0, "seed": 4, "top_p": 0.8},
 )
+# of the steps that have a graph; none, or of some sizes
+GRAPHS = ((), (4, 12), (16, 40))
 PROMPT_LENGTHS = (1, 2, 3, 4, 5, 8, 9, 15, 16, 17, 33, 70, MAX_MODEL_LEN - 1)
 
 
@@ -185,6 +187,7 @@ def check(folders: list[Path], seed: int) -> None:
         # as many as there may be, of the shortest prefixes that a pass can have, or none
         cascade=rng.choice((CascadeGate(2, 1), CascadeGate(3, 1), None)),
         fp8=fp8,
+        prefill_sizes=rng.choice(GRAPHS),
     )
     check_books(engine)
 

@@ -1,14 +1,17 @@
 """An engine with the CUDA runner whose device is the CPU: references, or the interpreter, stand in for kernels."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from engine.block_manager import BlockManager
 from engine.config import PolicyName
 from engine.cuda.cascade import CascadeGate
 from engine.cuda.kv_cache import CudaKVCache
 from engine.cuda.model_runner import CudaModelRunner
+from engine.cuda.prefill_graphs import PrefillGraphs
 from engine.kv_cache import CacheShape, KVCache
 from engine.llm_engine import LLMEngine
 from engine.model.loader import load_model
@@ -38,6 +41,18 @@ class Passed:
         """Nothing to wait for."""
 
 
+class RunAnew(PrefillGraphs):
+    """
+    What graphs hold, without a device that records: over the same buffers, run again for each step.
+    """
+
+    num_replays = 0
+
+    def _replayed(self, size: int) -> Tensor:
+        self.num_replays += 1
+        return self._run(size)
+
+
 def make_engine(
     folder: Path,
     *,
@@ -54,6 +69,7 @@ def make_engine(
     cascade: CascadeGate | None = None,
     fp8: bool = False,
     prefix_caching: bool = True,
+    prefill_sizes: Sequence[int] = (),
 ) -> LLMEngine:
     model, config = load_model(folder, dtype=dtype, max_model_len=max_model_len)
     shape = CacheShape(
@@ -79,6 +95,8 @@ def make_engine(
             cascade=cascade,
             make_event=Passed,
         )
+        if prefill_sizes:
+            runner.prefill_graphs = RunAnew(runner._forward, runner.state.inputs, runner.windows, prefill_sizes)
     else:
         runner = ModelRunner(model, KVCache(shape), sampler, state)
     return LLMEngine(
