@@ -26,14 +26,12 @@ from kernels.cuda.features import store_features, through_gate, weight_rows
 MAX_ROWS = 64
 # of a weight that is split; others have more tiles than a GPU has multiprocessors
 MAX_SPLIT_TILES = 4096
-# steps whose weights are asked for before there are rows
-AHEAD = 4
 # elements of 16 bits in a line of the cache
 LINE = tl.constexpr(64)
 
 Config = dict[str, int]
 
-DEFAULT: Config = {"use": 0, "block_n": 64, "block_k": 64, "warps": 4, "stages": 4, "splits": 1}
+DEFAULT: Config = {"use": 0, "block_n": 64, "block_k": 64, "warps": 4, "stages": 4, "splits": 1, "ahead": 4}
 
 
 def skinny_gemm_triton(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, gated: bool = False) -> Tensor:
@@ -67,7 +65,7 @@ def launch(x: Tensor, weight: Tensor, bias: Tensor | None, config: Config, *, ga
     Args:
         config: "block_n", the rows of the weight that a program has, and "block_k", the input features
             that it reads at once; "splits", the parts that the input features are cut into; "warps"
-            and "stages".
+            and "stages"; "ahead", the steps whose weights are asked for before there are rows.
         gated: As `kernels.linear.gated_linear`.
     """
     num_rows, in_features = x.shape
@@ -98,7 +96,7 @@ def launch(x: Tensor, weight: Tensor, bias: Tensor | None, config: Config, *, ga
         BLOCK_N=block_n,
         BLOCK_K=config["block_k"],
         STAGES=config["stages"],
-        AHEAD=AHEAD if early else 0,
+        AHEAD=config["ahead"] if early else 0,
         GATED=gated,
         EARLY=early,
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",

@@ -1,10 +1,13 @@
 """How sequences are cut, on a device and by its reference."""
 
+import json
 import random
+from typing import Any
 
 import pytest
 import torch
 
+from kernels.configs import TABLES
 from kernels.decode_parts import (
     MAX_PARTS,
     PART_SHIFT,
@@ -99,3 +102,24 @@ def test_a_program_may_have_several_heads() -> None:
     As the tables of configurations say, and one where they do not divide evenly; without a GPU always one.
     """
     assert [8, 3] == [programs_of(4 * heads, heads, 128, torch.bfloat16) for heads in (8, 3)]
+
+
+def test_small_steps_have_as_many_heads_in_a_program() -> None:
+    """
+    Parts are counted once for batches of all sizes: a rule for small ones changes all but the heads.
+    """
+    rules = json.loads((TABLES / "decode_attention.json").read_text())
+    keys = {tuple(sorted((rule["when"] | {"few": 0}).items())) for rule in rules if "few" in rule["when"]}
+
+    assert keys
+    for key in keys:
+        heads = [_config(rules, dict(key) | {"few": few})["heads"] for few in (0, 1)]
+        assert heads[0] == heads[1], f"{dict(key)}: {heads}"
+
+
+def _config(rules: list[dict[str, Any]], facts: dict[str, int | str]) -> dict[str, int]:
+    config: dict[str, int] = {}
+    for rule in rules:
+        if rule["when"].items() <= facts.items():
+            config |= rule["use"]
+    return config
