@@ -163,6 +163,7 @@ def _meter_launch(runner: Any) -> dict[str, Meter]:
         "launch_begin": (runner._transfers, "begin"),
         "launch_pack": (runner._packer, "pack"),
         "launch_send": (runner._transfers, "send"),
+        "launch_place": (runner._transfers, "show_place"),
         "launch_replay": (runner.graphs, "replay"),
         "launch_decode": (runner, "_decode"),
         "launch_fetch": (runner._transfers, "fetch"),

@@ -61,6 +61,27 @@ class DecodeInputs:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class HostRing:
+    """
+    Host memory that the device reads decode steps from, and writes their tokens to, without a copy being queued.
+
+    A row of it is one step's, and steps take the rows in turn. Which is whose the device keeps by itself: a graph
+    is the same at every step, so nobody could tell it.
+
+    Args:
+        numbers: [depth, num_numbers] int32, pinned where there is a GPU; the host's until a step is queued.
+        token_ids: [depth, num_rows] int64, alike; right once the step's last kernel has ended.
+        places: [2] int32 on the device: the row of the step that begins next, and of the one that runs. All programs
+            of a step's first kernel read the one and write the other, those of its last do the reverse: none reads
+            what another program of its kernel writes.
+    """
+
+    numbers: Tensor
+    token_ids: Tensor
+    places: Tensor
+
+
 def scatter(target: Tensor, places: Tensor, values: Tensor) -> None:
     """
     Write int32 values to places of a tensor.
@@ -115,6 +136,38 @@ def begin_decode(rows: SlotRows, slots: Tensor, fresh_blocks: Tensor, inputs: De
         begin_decode_reference(rows, slots, fresh_blocks, inputs, block_size)
 
 
+def receive_decode(
+    ring: HostRing, rows: SlotRows, slots: Tensor, inputs: DecodeInputs, *, fresh_start: int, block_size: int
+) -> None:
+    """
+    As `begin_decode`, of the step whose turn it is in the ring.
+
+    Args:
+        slots: Filled in, from the first numbers of the ring's row on.
+        fresh_start: Where in the ring's row the fresh blocks begin.
+    """
+    if slots.is_cuda:
+        from kernels.cuda.step_state import receive_decode_triton
+
+        receive_decode_triton(ring, rows, slots, inputs, fresh_start=fresh_start, block_size=block_size)
+    else:
+        receive_decode_reference(ring, rows, slots, inputs, fresh_start=fresh_start, block_size=block_size)
+
+
+def end_decode(ring: HostRing, rows: SlotRows, slots: Tensor, token_ids: Tensor) -> None:
+    """
+    As `end_step`, of a step that `receive_decode` began; its tokens go to the ring, and the next row's turn comes.
+
+    Where a row is padding the ring stays as it was.
+    """
+    if slots.is_cuda:
+        from kernels.cuda.step_state import end_decode_triton
+
+        end_decode_triton(ring, rows, slots, token_ids)
+    else:
+        end_decode_reference(ring, rows, slots, token_ids)
+
+
 def end_step(rows: SlotRows, slots: Tensor, token_ids: Tensor) -> None:
     """
     Note the token that each slot just sampled.
@@ -166,3 +219,20 @@ def end_step_reference(rows: SlotRows, slots: Tensor, token_ids: Tensor) -> None
     real = index < len(rows.num_computed) - 1
     rows.last_token[index[real]] = token_ids[real].clamp(min=0)
     rows.positions[index[real]] += 1
+
+
+def receive_decode_reference(
+    ring: HostRing, rows: SlotRows, slots: Tensor, inputs: DecodeInputs, *, fresh_start: int, block_size: int
+) -> None:
+    ring.places[1] = ring.places[0]
+    numbers = ring.numbers[int(ring.places[0])]
+    slots.copy_(numbers[: len(slots)])
+    begin_decode_reference(rows, slots, numbers[fresh_start : fresh_start + len(slots)], inputs, block_size)
+
+
+def end_decode_reference(ring: HostRing, rows: SlotRows, slots: Tensor, token_ids: Tensor) -> None:
+    place = int(ring.places[1])
+    real = slots < len(rows.num_computed) - 1
+    ring.token_ids[place, : len(slots)][real] = token_ids[real]
+    end_step_reference(rows, slots, token_ids)
+    ring.places[0] = (place + 1) % len(ring.token_ids)

@@ -13,6 +13,11 @@ from math import inf
 
 import torch
 
+from engine.sampling_params import Feature
+
+# what a graph cannot do: it needs the host's knowledge of single rows
+EAGER_SAMPLING = Feature.PENALTY | Feature.BIAS | Feature.MIN_TOKENS | Feature.LOGPROBS | Feature.GRAMMAR
+
 
 class Sampling(Enum):
     """How far a graph goes: to the largest logit, to a random draw, or to the logits alone."""
@@ -20,6 +25,13 @@ class Sampling(Enum):
     GREEDY = "greedy"
     RANDOM = "random"
     LOGITS = "logits"
+
+    @classmethod
+    def of(cls, features: Feature) -> "Sampling":
+        """The one for a batch of which some rows have these."""
+        if features & EAGER_SAMPLING:
+            return cls.LOGITS
+        return cls.RANDOM if features & Feature.RANDOM else cls.GREEDY
 
 
 # runs the first rows of a batch through the static buffers, with or without a pass over shared prefixes

@@ -1,6 +1,7 @@
 """Performs steps on a GPU: sends the plan, runs the network, and leaves the tokens on the device."""
 
 from collections.abc import Sequence as SequenceOf
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,10 +27,16 @@ from engine.sampling_params import Feature, SamplingParams
 from kernels.decode_attention import PagedDecode
 from kernels.prefill_attention import VarlenPart, VarlenPrefill
 from kernels.sampling import argmax, sample_slots
-from kernels.step_state import JOIN_COLUMNS, DecodeInputs, begin_decode, end_step, join_slots, scatter
-
-# what a graph cannot do: it needs the host's knowledge of single rows
-EAGER_SAMPLING = Feature.PENALTY | Feature.BIAS | Feature.MIN_TOKENS | Feature.LOGPROBS | Feature.GRAMMAR
+from kernels.step_state import (
+    JOIN_COLUMNS,
+    DecodeInputs,
+    begin_decode,
+    end_decode,
+    end_step,
+    join_slots,
+    receive_decode,
+    scatter,
+)
 
 # cached tokens whose reading costs as much as a row of padding: an estimate, between the 900 that a row's products
 # make in an 8b model and nothing, as products are cut into tiles of rows
@@ -121,7 +128,6 @@ class CudaModelRunner:
             sampler.state.device,
             make_event,
             num_numbers=self._packer.most_numbers(max_num_batched_tokens),
-            head_count=self._packer.head_count,
             num_rows=max_num_seqs + 1,
         )
         self._decode_plans = DecodePlans(
@@ -138,9 +144,9 @@ class CudaModelRunner:
         """Make graphs of prefills and decode batches; the largest of `sizes`, of both kinds, must be max_num_seqs."""
         prefill_graphs = PrefillGraphs(self._forward, self.state.inputs, self.windows)
         prefill_graphs.capture()
-        self._fill_with_padding()
         graphs = DecodeGraphs(self._decode_rows, sizes, cascade_sizes if self.cascade else ())
-        graphs.capture()
+        with self._padding():
+            graphs.capture()
         self.graphs, self.prefill_graphs = graphs, prefill_graphs
 
     def forget_graphs(self) -> None:
@@ -153,16 +159,16 @@ class CudaModelRunner:
     @torch.inference_mode()
     def try_decode(self, num_rows: int) -> None:
         """Run a decode batch of padding alone."""
-        self._fill_with_padding()
-        for sampling in Sampling:
-            self._decode_rows(num_rows, sampling, False)
-        if self.cascade:
-            self._decode_rows(num_rows, Sampling.GREEDY, True)
+        with self._padding():
+            for sampling in Sampling:
+                self._decode_rows(num_rows, sampling, False)
+            if self.cascade:
+                self._decode_rows(num_rows, Sampling.GREEDY, True)
 
-    def _fill_with_padding(self) -> None:
+    def _padding(self) -> AbstractContextManager[None]:
         # nothing of a capture, or of the trial before it, is kept
-        self._transfers.numbers.fill_(self.max_num_seqs)
         self.cascade.clear(self._transfers.numbers)
+        return self._transfers.trials(self.max_num_seqs)
 
     @torch.inference_mode()
     def try_largest_step(self, num_tokens: int) -> None:
@@ -230,12 +236,14 @@ class CudaModelRunner:
         count, shares = self.cascade.fill(numbers, packed.count, step.decodes.slots)
         # after the host's work: where the device waited for it, that is no part of the step
         begin = record_timed_event() if self.step_events is not None else None
-        sent = self._transfers.send(count)
+        # the head of decodes alone is read where it is
+        if packed.prefill is not None or count > packed.count:
+            self._transfers.send(count)
         prompt_logprobs: dict[int, list[LogprobRows]] = {}
         if packed.prefill is None:
             sampled = self._decode(packed, self._decode_features(step.decodes.slots), shares)
         else:
-            sampled, prompt_logprobs = self._compute_mixed(step, packed, packed.prefill, sent, shares)
+            sampled, prompt_logprobs = self._compute_mixed(step, packed, packed.prefill, shares)
         return self._ticket(packed, sampled, prompt_logprobs, begin)
 
     @torch.inference_mode()
@@ -267,7 +275,8 @@ class CudaModelRunner:
         scatter(rows.num_computed, sent[prefill.moved.place], sent[prefill.computed.place])
 
     def _decode(self, packed: PackedStep, features: Feature, cascade: bool) -> Sampled | None:
-        count, kind = packed.num_decodes, _kind_of(features)
+        count, kind = packed.num_decodes, Sampling.of(features)
+        self._transfers.show_place(ends=kind is not Sampling.LOGITS)
         if self.graphs is not None:
             cascade = cascade and self.graphs.more_padding(count) * PADDING_TOKENS <= self.cascade.num_saved
             self.graphs.replay(self.graphs.size_for(count, cascade), kind, cascade)
@@ -281,29 +290,24 @@ class CudaModelRunner:
     @torch.inference_mode()
     def _decode_rows(self, count: int, sampling: Sampling, cascade: bool) -> None:
         """One decode step over the static buffers: what a graph holds."""
-        numbers, inputs = self._transfers.numbers, self.state.inputs.rows(count)
-        slots = self._begin_decode(count, inputs, numbers)
+        ring, rows, numbers = self._transfers.ring, self.state.rows, self._transfers.numbers
+        slots, inputs = numbers[:count], self.state.inputs.rows(count)
+        start, block_size = self._packer.fresh_start, self.block_size
+        receive_decode(ring, rows, slots, inputs, fresh_start=start, block_size=block_size)
         plans = self._plan_decodes(slots, inputs, numbers, cascade)
         batch = self._batch(inputs, count, plans, {})
         logits = self.model.logits(self._forward(batch))
         if sampling is Sampling.LOGITS:
             self._keep_logits(logits)
         else:
-            self._pick(logits, slots, self._transfers.token_ids[:count], sampling)
+            end_decode(ring, rows, slots, self._pick(logits, slots, sampling))
 
-    def _begin_decode(self, count: int, inputs: DecodeInputs, sent: Tensor) -> Tensor:
-        slots, start = sent[:count], self._packer.fresh_start
-        begin_decode(self.state.rows, slots, sent[start : start + count], inputs, self.block_size)
-        return slots
-
-    def _pick(self, logits: Tensor, slots: Tensor, token_ids: Tensor, sampling: Sampling) -> None:
+    def _pick(self, logits: Tensor, slots: Tensor, sampling: Sampling) -> Tensor:
         logits = logits[:, : self.sampler.vocab_size]
         if sampling is Sampling.GREEDY:
-            token_ids.copy_(argmax(logits))
-        else:
-            rows = self.state.rows
-            token_ids.copy_(sample_slots(logits, slots, rows.knobs, rows.top_k, rows.streams, rows.positions))
-        end_step(self.state.rows, slots, token_ids)
+            return argmax(logits)
+        rows = self.state.rows
+        return sample_slots(logits, slots, rows.knobs, rows.top_k, rows.streams, rows.positions)
 
     def _keep_logits(self, logits: Tensor) -> None:
         if self._logits is None:
@@ -312,8 +316,9 @@ class CudaModelRunner:
 
     @torch.inference_mode()
     def _compute_mixed(
-        self, step: Step, packed: PackedStep, prefill: PackedPrefill, sent: Tensor, cascade: bool
+        self, step: Step, packed: PackedStep, prefill: PackedPrefill, cascade: bool
     ) -> tuple[Sampled | None, dict[int, list[LogprobRows]]]:
+        sent = self._transfers.numbers
         self._note_chunks(prefill, sent)
         hidden = self._forward_mixed(packed.num_decodes, prefill, sent, cascade)
         prompt_logprobs = self._prompt_logprobs(step, prefill, hidden)
@@ -327,7 +332,8 @@ class CudaModelRunner:
         decode: dict[int | None, PagedDecode] = {}
         if count:
             decodes = inputs.rows(count)
-            slots = self._begin_decode(count, decodes, sent)
+            slots, start = sent[:count], self._packer.fresh_start
+            begin_decode(self.state.rows, slots, sent[start : start + count], decodes, self.block_size)
             decode = self._plan_decodes(slots, decodes, sent, cascade)
         inputs.input_ids[count:].copy_(sent[prefill.input_ids.place])
         inputs.positions[count:].copy_(sent[prefill.positions.place])
@@ -342,10 +348,12 @@ class CudaModelRunner:
         # the head runs over the rows that sample alone
         logits = self.model.logits(hidden.index_select(0, sent[prefill.sample_rows.place]))
         features = self._features_of(packed.slots)
-        kind = _kind_of(features)
+        kind = Sampling.of(features)
         if kind is Sampling.LOGITS:
             return self._sample_eagerly(logits, packed, features)
-        self._pick(logits, sent[:num_sampled], self._transfers.token_ids[:num_sampled], kind)
+        slots, token_ids = sent[:num_sampled], self._transfers.token_ids[:num_sampled]
+        token_ids.copy_(self._pick(logits, slots, kind))
+        end_step(self.state.rows, slots, token_ids)
         return None
 
     @torch.inference_mode()
@@ -422,12 +430,6 @@ class CudaModelRunner:
             sampled = Sampled(sampled.token_ids, sampled.logprobs.map(to_host))
         order = packed.prefill.order if packed.prefill is not None else None
         return CudaTicket(self._transfers.fetch(), len(packed.slots), sampled, order, prompt_logprobs)
-
-
-def _kind_of(features: Feature) -> Sampling:
-    if features & EAGER_SAMPLING:
-        return Sampling.LOGITS
-    return Sampling.RANDOM if features & Feature.RANDOM else Sampling.GREEDY
 
 
 def _reordered(values: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -1,12 +1,15 @@
 """Numbers on their way to the device and back, without waiting for either."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from kernels.step_state import HostRing
 
 
 class Event(Protocol):
@@ -22,6 +25,8 @@ class Event(Protocol):
 
 
 MakeEvent = Callable[[], Event]
+
+_LINE_BYTES = 128
 
 
 class CudaEvent:
@@ -49,15 +54,13 @@ class HostBuffers:
     The host's side of what one step exchanges with the device; the step's own until it has been waited for.
 
     Args:
-        head_count: Numbers that every step has.
-        pinned: So that copies need not be waited for.
+        numbers, token_ids: Rows of the ring.
     """
 
-    def __init__(self, done: Event, *, num_numbers: int, head_count: int, num_rows: int, pinned: bool) -> None:
-        self.numbers_tensor = torch.zeros(num_numbers, dtype=torch.int32, pin_memory=pinned)
-        self.token_ids_tensor = torch.zeros(num_rows, dtype=torch.int64, pin_memory=pinned)
+    def __init__(self, done: Event, numbers: Tensor, token_ids: Tensor) -> None:
+        self.numbers_tensor = numbers
+        self.token_ids_tensor = token_ids
         # the same memory, looked up once
-        self.head = self.numbers_tensor[:head_count]
         self.numbers: NDArray[np.int32] = self.numbers_tensor.numpy()
         self._token_ids: NDArray[np.int64] = self.token_ids_tensor.numpy()
         self._done = done
@@ -87,9 +90,12 @@ class Transfers:
 
     On the device both have one buffer each, always at the same address; on the host there is a ring of them.
 
+    A step with prompts is copied: `send`, then `fetch`. One of decodes alone reads and writes the ring by itself: a
+    copy on either side of a graph costs it 30 us. The device then has to know the place in the ring; it counts along,
+    and is told wherever the host does not know that it has counted right.
+
     Args:
         num_numbers: Most numbers of a step.
-        head_count: Numbers that every step has; a step of no others costs least.
         num_rows: Most tokens that a step samples.
         depth: Buffers of the ring: more than steps are in flight at a time.
     """
@@ -100,62 +106,89 @@ class Transfers:
         make_event: MakeEvent,
         *,
         num_numbers: int,
-        head_count: int,
         num_rows: int,
         depth: int = 4,
     ) -> None:
         self.numbers = torch.zeros(num_numbers, dtype=torch.int32, device=device)
         self.token_ids = torch.zeros(num_rows, dtype=torch.int64, device=device)
-        self._head_count = head_count
-        self._head = self.numbers[:head_count]
-        self._ring = [
-            HostBuffers(
-                make_event(),
-                num_numbers=num_numbers,
-                head_count=head_count,
-                num_rows=num_rows,
-                pinned=device.type == "cuda",
-            )
-            for _ in range(depth)
+        # pinned, so that copies need not be waited for, and kernels can read and write it
+        pinned = device.type == "cuda"
+        self.ring = HostRing(
+            numbers=_rows(depth, num_numbers, torch.int32, pinned=pinned),
+            token_ids=_rows(depth, num_rows, torch.int64, pinned=pinned),
+            places=torch.zeros(2, dtype=torch.int32, device=device),
+        )
+        self._buffers = [
+            HostBuffers(make_event(), numbers, token_ids)
+            for numbers, token_ids in zip(self.ring.numbers, self.ring.token_ids, strict=True)
         ]
         self._place = 0
+        # the device's own, where it is known
+        self._device_place: int | None = None
+        self._place_of_next = self.ring.places[:1]
+        # whether the step's tokens come without a copy
+        self._ends_itself = False
 
     def begin(self) -> NDArray[np.int32]:
         """Begin a step: the host's buffer for its numbers, [num_numbers]."""
-        self._place = (self._place + 1) % len(self._ring)
-        buffers = self._ring[self._place]
+        self._place = (self._place + 1) % len(self._buffers)
+        self._ends_itself = False
+        buffers = self._buffers[self._place]
         # as a rule its step was waited for long ago
         buffers.wait()
         return buffers.numbers
 
-    def send(self, count: int) -> Tensor:
+    def send(self, count: int) -> None:
+        """Copy the first numbers to the device, where `numbers` is right for what is queued before the next `send`."""
+        numbers = self._buffers[self._place].numbers_tensor
+        self.numbers[:count].copy_(numbers[:count], non_blocking=True)
+
+    def show_place(self, *, ends: bool) -> None:
         """
-        Copy the first numbers to the device.
+        Have the device find the step in the ring: to be queued before `receive_decode`, once a step.
 
         Args:
-            count: head_count at least.
-
-        Returns:
-            The buffer there, right for work that is queued before the next `send`.
+            ends: `end_decode` is to follow, and brings the tokens.
         """
-        buffers = self._ring[self._place]
-        if count == self._head_count:
-            self._head.copy_(buffers.head, non_blocking=True)
-        else:
-            self.numbers[:count].copy_(buffers.numbers_tensor[:count], non_blocking=True)
-        return self.numbers
+        if self._device_place != self._place:
+            self._place_of_next.fill_(self._place)
+        # until all of the step is queued
+        self._device_place, self._ends_itself = None, ends
+
+    @contextmanager
+    def trials(self, number: int) -> Iterator[None]:
+        """For steps that are none of the host's: wherever in the ring their turn is, they find this number alone."""
+        self._device_place = None
+        for buffers in self._buffers:
+            buffers.wait()
+            buffers.numbers_tensor.fill_(number)
+        try:
+            yield
+        finally:
+            # what they read stays until they have read it
+            for buffers in self._buffers:
+                buffers.end()
 
     def fetch(self) -> HostBuffers:
         """
-        End a step: copy `token_ids` to the host.
+        End a step: copy `token_ids` to the host, unless the tokens come by themselves.
 
         Returns:
             What to wait for; what `to_host` started before has come then, too.
         """
-        buffers = self._ring[self._place]
-        buffers.token_ids_tensor.copy_(self.token_ids, non_blocking=True)
+        buffers = self._buffers[self._place]
+        if self._ends_itself:
+            self._device_place = (self._place + 1) % len(self._buffers)
+        else:
+            buffers.token_ids_tensor.copy_(self.token_ids, non_blocking=True)
         buffers.end()
         return buffers
+
+
+def _rows(count: int, length: int, dtype: torch.dtype, *, pinned: bool) -> Tensor:
+    """[count, length], each row from the beginning of a cache line on: what the device reads at a time."""
+    line = _LINE_BYTES // dtype.itemsize
+    return torch.zeros(count, -(-length // line) * line, dtype=dtype, pin_memory=pinned)[:, :length]
 
 
 def to_host(values: Tensor) -> Tensor:

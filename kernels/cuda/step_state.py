@@ -4,9 +4,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.step_state import JOIN_COLUMNS, DecodeInputs, SlotRows
+from kernels.step_state import JOIN_COLUMNS, DecodeInputs, HostRing, SlotRows
 
 _BLOCK = 256
+# a thread for each row: two rows of one would ask for the same piece of the host's memory twice
+RING_WARPS = _BLOCK // 32
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -50,13 +52,97 @@ def _begin_decode(
 ):
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = row < num_rows
-    slot = tl.load(slots + row, mask=inside, other=0).to(tl.int64)
+    slot = tl.load(slots + row, mask=inside, other=0)
+    fresh = tl.load(fresh_blocks + row, mask=inside, other=0)
+    _begin_rows(
+        row,
+        inside,
+        slot.to(tl.int64),
+        fresh,
+        num_computed,
+        last_token,
+        block_tables,
+        input_ids,
+        positions,
+        slot_mapping,
+        seq_lens,
+        num_slots,
+        max_blocks,
+        BLOCK_SIZE,
+    )
+
+
+@triton.jit(do_not_specialize=["row_stride", "fresh_start", "num_rows", "num_slots", "max_blocks"])
+def _receive_decode(
+    ring_numbers,
+    places,
+    slots,
+    num_computed,
+    last_token,
+    block_tables,
+    input_ids,
+    positions,
+    slot_mapping,
+    seq_lens,
+    row_stride,
+    fresh_start,
+    num_rows,
+    num_slots,
+    max_blocks,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = row < num_rows
+    turn = tl.load(places)
+    numbers = ring_numbers + turn.to(tl.int64) * row_stride
+    # from the host's memory, which no cache may answer for (".cv" would say it, but the compiler drops it); both before
+    # either is needed, as each takes a microsecond
+    slot = tl.load(numbers + row, mask=inside, other=0, volatile=True)
+    fresh = tl.load(numbers + fresh_start + row, mask=inside, other=0, volatile=True)
+    tl.store(slots + row, slot, mask=inside)
+    if tl.program_id(0) == 0:
+        tl.store(places + 1, turn)
+    _begin_rows(
+        row,
+        inside,
+        slot.to(tl.int64),
+        fresh,
+        num_computed,
+        last_token,
+        block_tables,
+        input_ids,
+        positions,
+        slot_mapping,
+        seq_lens,
+        num_slots,
+        max_blocks,
+        BLOCK_SIZE,
+    )
+
+
+@triton.jit
+def _begin_rows(
+    row,
+    inside,
+    slot,
+    fresh,
+    num_computed,
+    last_token,
+    block_tables,
+    input_ids,
+    positions,
+    slot_mapping,
+    seq_lens,
+    num_slots,
+    max_blocks,
+    BLOCK_SIZE: tl.constexpr,
+):
     # the last slot belongs to padding
     real = inside & (slot < num_slots - 1)
     place = tl.load(num_computed + slot, mask=real, other=0)
     entry = block_tables + slot * max_blocks + place // BLOCK_SIZE
     enters = real & (place % BLOCK_SIZE == 0)
-    fresh = tl.load(fresh_blocks + row, mask=enters, other=0)
     tl.store(entry, fresh, mask=enters)
     # not loaded where it was just stored: nothing orders the two
     known = tl.load(entry, mask=real & (place % BLOCK_SIZE != 0), other=0)
@@ -76,6 +162,38 @@ def _end_step(slots, token_ids, last_token, positions, num_rows, num_slots, BLOC
     slot = tl.load(slots + row, mask=inside, other=0).to(tl.int64)
     real = inside & (slot < num_slots - 1)
     token = tl.load(token_ids + row, mask=real, other=0)
+    _end_rows(slot, real, token, last_token, positions)
+
+
+@triton.jit(do_not_specialize=["row_stride", "num_rows", "num_slots", "depth"])
+def _end_decode(
+    ring_token_ids,
+    places,
+    slots,
+    token_ids,
+    last_token,
+    positions,
+    row_stride,
+    num_rows,
+    num_slots,
+    depth,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = row < num_rows
+    turn = tl.load(places + 1)
+    slot = tl.load(slots + row, mask=inside, other=0).to(tl.int64)
+    real = inside & (slot < num_slots - 1)
+    token = tl.load(token_ids + row, mask=real, other=0)
+    # on its way to the host while the rest is done
+    tl.store(ring_token_ids + turn.to(tl.int64) * row_stride + row, token, mask=real, cache_modifier=".wt")
+    if tl.program_id(0) == 0:
+        tl.store(places, (turn + 1) % depth)
+    _end_rows(slot, real, token, last_token, positions)
+
+
+@triton.jit
+def _end_rows(slot, real, token, last_token, positions):
     tl.store(last_token + slot, tl.maximum(token, 0), mask=real)
     tl.store(positions + slot, tl.load(positions + slot, mask=real, other=0) + 1, mask=real)
 
@@ -118,6 +236,50 @@ def begin_decode_triton(
         rows.block_tables.shape[1],
         BLOCK_SIZE=block_size,
         BLOCK=_BLOCK,
+    )
+
+
+def receive_decode_triton(
+    ring: HostRing, rows: SlotRows, slots: Tensor, inputs: DecodeInputs, *, fresh_start: int, block_size: int
+) -> None:
+    num_rows = len(slots)
+    _receive_decode[(triton.cdiv(num_rows, _BLOCK),)](
+        ring.numbers,
+        ring.places,
+        slots,
+        rows.num_computed,
+        rows.last_token,
+        rows.block_tables,
+        inputs.input_ids,
+        inputs.positions,
+        inputs.slot_mapping,
+        inputs.seq_lens,
+        ring.numbers.stride(0),
+        fresh_start,
+        num_rows,
+        len(rows.num_computed),
+        rows.block_tables.shape[1],
+        BLOCK_SIZE=block_size,
+        BLOCK=_BLOCK,
+        num_warps=RING_WARPS,
+    )
+
+
+def end_decode_triton(ring: HostRing, rows: SlotRows, slots: Tensor, token_ids: Tensor) -> None:
+    num_rows = len(slots)
+    _end_decode[(triton.cdiv(num_rows, _BLOCK),)](
+        ring.token_ids,
+        ring.places,
+        slots,
+        token_ids,
+        rows.last_token,
+        rows.positions,
+        ring.token_ids.stride(0),
+        num_rows,
+        len(rows.num_computed),
+        len(ring.token_ids),
+        BLOCK=_BLOCK,
+        num_warps=RING_WARPS,
     )
 
 

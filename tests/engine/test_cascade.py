@@ -258,23 +258,30 @@ def test_an_abort_of_the_first_changes_nothing_for_the_others(folder: Path) -> N
     assert steps_of(engine) > 20
 
 
+def counts_sent(runner: CudaModelRunner) -> list[int]:
+    """How many numbers are copied to the device from now on, one entry a copy."""
+    sent = []
+    send = runner._transfers.send
+    runner._transfers.send = lambda count: sent.append(count) or send(count)  # type: ignore[method-assign,func-returns-value]
+    return sent
+
+
 def test_who_shares_nothing_sends_nothing(folder: Path) -> None:
     """
-    Steps of decodes send the head alone, and no pass is made.
+    Steps of decodes are read where they are, and no pass is made.
     """
     engine = make_engine(folder, cuda=True, cascade=GATE)
     runner = engine._runner
     assert isinstance(runner, CudaModelRunner)
-    sent = []
-    send = runner._transfers.send
-    runner._transfers.send = lambda count: sent.append(count) or send(count)  # type: ignore[method-assign,func-returns-value]
+    sent = counts_sent(runner)
     rng = np.random.default_rng(2)
     prompts = [rng.integers(4, VOCAB, 40).astype(np.int32) for _ in range(3)]
     engine.generate(prompts, SamplingParams(max_tokens=20, ignore_eos=True))
 
     assert 0 == steps_of(engine)
-    assert runner._packer.head_count == min(sent)
-    assert sent.count(runner._packer.head_count) >= 15
+    # prompts of 120 tokens in steps of 40
+    assert 3 <= len(sent) <= 4
+    assert runner._packer.head_count < min(sent)
 
 
 def test_what_is_shared_is_sent_when_it_changes(folder: Path) -> None:
@@ -284,16 +291,14 @@ def test_what_is_shared_is_sent_when_it_changes(folder: Path) -> None:
     engine = make_engine(folder, cuda=True, cascade=GATE, budget=200)
     runner = engine._runner
     assert isinstance(runner, CudaModelRunner)
-    sent = []
-    send = runner._transfers.send
-    runner._transfers.send = lambda count: sent.append(count) or send(count)  # type: ignore[method-assign,func-returns-value]
+    sent = counts_sent(runner)
 
     run_all(engine, requests_with_a_head([3, 8, 1], max_tokens=20))
 
     head = runner._packer.head_count
     assert steps_of(engine) >= 15
-    assert 4 >= sum(count == head + runner.cascade.num_numbers for count in sent)
-    assert sent.count(head) >= 15
+    assert 4 >= sum(count == head + runner.cascade.num_numbers for count in sent) > 0
+    assert 6 >= len(sent)
 
 
 class ReplayedByHand(DecodeGraphs):

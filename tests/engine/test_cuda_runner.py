@@ -8,10 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
 from engine.cuda.graphs import graph_sizes
-from engine.cuda.model_runner import CudaModelRunner
+from engine.cuda.model_runner import CudaModelRunner, CudaTicket
 from engine.cuda.plan import StepPacker
 from engine.request import Chunk, Request, Sequence, Step
 from engine.sampling_params import SamplingParams
@@ -77,6 +78,72 @@ def test_steps_on_trial_leave_nothing_behind(folder: Path, max_num_seqs: int, bu
     actual = run_all(engine, requests)
 
     assert_same_answers(expected, actual)
+
+
+class Broken(Exception):
+    """A step that came to nothing on its way to the device."""
+
+
+@pytest.mark.parametrize("seed", [5, 6])
+def test_launches_that_fail_and_trials_leave_the_ring_right(folder: Path, seed: int) -> None:
+    """
+    Decodes of each kind of sampling among chunks of prompts, for many turns of the ring. Now and then a decode fails
+    before its launch, with the device's place in the ring anywhere, and is launched again; or a trial runs between.
+    """
+    requests, rng = make_requests(seed), np.random.default_rng(seed)
+    expected = run_all(make_engine(folder, cuda=False), requests)
+    engine = make_engine(folder, cuda=True)
+    runner = engine._runner
+    assert isinstance(runner, CudaModelRunner)
+    launch, decode_rows = runner.launch, runner._decode_rows
+    counts = {"failed": 0, "trials": 0}
+
+    def fail(*_: object) -> None:
+        counts["failed"] += 1
+        runner._transfers.ring.places[:] = torch.from_numpy(rng.integers(0, 4, 2))
+        raise Broken
+
+    def launch_in_peril(step: Step) -> CudaTicket:
+        event = rng.random()
+        if event < 0.1 and not step.prefill_chunks:
+            runner._decode_rows = fail  # type: ignore[method-assign]
+            with pytest.raises(Broken):
+                launch(step)
+            runner._decode_rows = decode_rows  # type: ignore[method-assign]
+        elif event < 0.2:
+            counts["trials"] += 1
+            runner.try_decode(int(rng.integers(1, MAX_NUM_SEQS + 1)))
+        return launch(step)
+
+    runner.launch = launch_in_peril  # type: ignore[method-assign]
+
+    actual = run_all(engine, requests)
+
+    assert_same_answers(expected, actual)
+    assert min(counts.values()) >= 4
+
+
+def test_decodes_are_neither_copied_nor_told_their_place(folder: Path) -> None:
+    """
+    Once the first of them has been.
+    """
+    engine = make_engine(folder, cuda=True)
+    runner = engine._runner
+    assert isinstance(runner, CudaModelRunner)
+    engine.add(Request("a", np.arange(4, 14, dtype=np.int32), SamplingParams(max_tokens=40, ignore_eos=True)))
+    for _ in range(3):
+        engine.step()
+    transfers = runner._transfers
+    before = transfers.numbers.clone(), transfers.token_ids.clone()
+    transfers.numbers[1:].fill_(-7)
+    transfers.token_ids.fill_(-7)
+    del transfers._place_of_next
+
+    for _ in range(20):
+        engine.step()
+
+    assert int(before[0][0]) == int(transfers.numbers[0])
+    assert {-7} == set(transfers.numbers[1:].tolist()) | set(transfers.token_ids.tolist())
 
 
 @pytest.mark.parametrize("max_num_seqs", [1, 2, 3, 4, 5, 100, 300, 1000])

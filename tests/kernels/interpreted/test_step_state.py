@@ -6,35 +6,45 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.cuda.step_state import begin_decode_triton, end_step_triton, join_slots_triton, scatter_triton
+from kernels.cuda.step_state import (
+    begin_decode_triton,
+    end_decode_triton,
+    end_step_triton,
+    join_slots_triton,
+    receive_decode_triton,
+    scatter_triton,
+)
 from kernels.step_state import (
     JOIN_COLUMNS,
     KNOBS,
     DecodeInputs,
+    HostRing,
     SlotRows,
     begin_decode_reference,
+    end_decode_reference,
     end_step_reference,
     join_slots_reference,
+    receive_decode_reference,
     scatter_reference,
 )
 
 NUM_SLOTS = 9
 
 
-def make_rows(seed: int) -> SlotRows:
+def make_rows(seed: int, num_slots: int = NUM_SLOTS) -> SlotRows:
     generator = torch.Generator().manual_seed(seed)
 
     def draw(*shape: int, below: int = 60, dtype: torch.dtype = torch.int32) -> torch.Tensor:
         return torch.randint(0, below, shape, generator=generator, dtype=dtype)
 
     return SlotRows(
-        num_computed=draw(NUM_SLOTS),
-        last_token=draw(NUM_SLOTS, dtype=torch.int64),
-        block_tables=draw(NUM_SLOTS, 5, below=1 << 30),
-        positions=draw(NUM_SLOTS),
-        streams=draw(NUM_SLOTS, 2),
-        top_k=draw(NUM_SLOTS),
-        knobs=torch.rand(NUM_SLOTS, 6, generator=generator),
+        num_computed=draw(num_slots),
+        last_token=draw(num_slots, dtype=torch.int64),
+        block_tables=draw(num_slots, 5, below=1 << 30),
+        positions=draw(num_slots),
+        streams=draw(num_slots, 2),
+        top_k=draw(num_slots),
+        knobs=torch.rand(num_slots, 6, generator=generator),
     )
 
 
@@ -131,3 +141,46 @@ def test_scatter(count: int) -> None:
     scatter_triton(target, places, values)
 
     assert torch.equal(expected, target)
+
+
+def make_ring(numbers: torch.Tensor, place: int) -> HostRing:
+    depth, length = numbers.shape
+    return HostRing(
+        # rows of the ring are no neighbours in memory
+        numbers=torch.cat([numbers, torch.full_like(numbers, -5)], dim=1)[:, :length],
+        token_ids=torch.full((depth, length), -9)[:, : length // 2],
+        places=torch.tensor([place, -1], dtype=torch.int32),
+    )
+
+
+@pytest.mark.parametrize("num_rows", [1, 7, 300, 513])
+def test_steps_take_their_turn_in_the_ring(num_rows: int) -> None:
+    """
+    Two turns and a half, from another place than the first; more rows than a program has, and programs run one after
+    the other: none may see what another has advanced. Of padding no token comes back.
+    """
+    generator = torch.Generator().manual_seed(num_rows)
+    expected, actual = make_rows(1, num_slots=num_rows + 3), make_rows(1, num_slots=num_rows + 3)
+    slots = torch.stack([torch.randperm(num_rows + 2, generator=generator)[:num_rows] for _ in range(4)])
+    slots[:, num_rows - num_rows // 3 :] = num_rows + 2
+    fresh = torch.randint(0, 1 << 30, (4, num_rows), generator=generator)
+    numbers = torch.cat([slots, fresh], dim=1).int()
+    rings = make_ring(numbers, 2), make_ring(numbers, 2)
+    received = torch.zeros(2, num_rows, dtype=torch.int32)
+    for step in range(10):
+        inputs = make_inputs(num_rows), make_inputs(num_rows)
+        options = {"fresh_start": num_rows, "block_size": 16}
+        receive_decode_reference(rings[0], expected, received[0], inputs[0], **options)
+        receive_decode_triton(rings[1], actual, received[1], inputs[1], **options)
+        assert_equal(inputs[0], inputs[1])
+        place = (2 + step) % 4
+        assert torch.equal(slots[place].int(), received[1])
+
+        tokens = torch.randint(-1, 150_000, (num_rows,), generator=generator)
+        end_decode_reference(rings[0], expected, received[0], tokens)
+        end_decode_triton(rings[1], actual, received[1], tokens)
+        assert_equal(rings[0], rings[1])
+        assert_equal(expected, actual)
+        real = num_rows - num_rows // 3
+        assert torch.equal(tokens[:real], rings[1].token_ids[place, :real])
+        assert torch.all(rings[1].token_ids[place, real:] == -9)
