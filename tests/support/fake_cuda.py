@@ -150,7 +150,7 @@ class FakeCuda:
         self._num_functions += 1
         handle = self._num_functions
         (ctypes.c_int * 4096).in_dll(self._library, "num_params")[handle] = len(self._sizes)
-        sizes = (ctypes.c_int * (4096 * 64)).in_dll(self._library, "sizes")
+        sizes: Any = (ctypes.c_int * (4096 * 64)).in_dll(self._library, "sizes")
         sizes[handle * 64 : handle * 64 + len(self._sizes)] = self._sizes
         return handle, handle, 0, 0, 1024
 
