@@ -54,13 +54,13 @@ def cuda(driver: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
 
 
 @triton.jit
-def _many_kernel(first, FIXED: tl.constexpr, second, count, factor, LAST: tl.constexpr = 3):
-    """Constants in the middle, and one that has a default."""
+def _many_kernel(first, FIXED: tl.constexpr, second, count, factor, LAST: tl.constexpr = 3, more=5):
+    """Constants in the middle, and two parameters that have defaults."""
     place = tl.program_id(0) * FIXED + tl.arange(0, FIXED)
     value = tl.load(first + place, mask=place < count, other=0)
     if second is not None:
         value += tl.load(second + place, mask=place < count, other=0).to(value.dtype)
-    tl.store(first + place, (value * factor + LAST).to(value.dtype), mask=place < count)
+    tl.store(first + place, (value * factor + LAST + more).to(value.dtype), mask=place < count)
 
 
 def random(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
@@ -218,6 +218,7 @@ def test_constants_stand_anywhere(cuda: FakeCuda) -> None:
     assert num_bound + 1 == cuda.num_bound
     expected, *others = cuda.take()
     assert [expected] * 4 == others
+    assert 5 in expected.params
     # a named tensor is right too, though every time by Triton
     start_kernel(_many_kernel, (2,), first, **wanted)
     start_kernel(_many_kernel, (2,), first, **wanted)
@@ -277,6 +278,19 @@ def test_numbers_that_are_equal_are_not_the_same(cuda: FakeCuda) -> None:
     # the constants' kernels are Triton's to tell apart
     assert 3 == len({*functions[::2]})
     assert functions[:6] == functions[6:]
+
+
+def test_names_belong_to_values(cuda: FakeCuda) -> None:
+    """
+    The same values by other names are another call, and of another kernel too.
+    """
+    first, kernel = random(64), triton.jit(_many_kernel.fn)
+    for known in (False, True):
+        assert known != add(cuda, first, LAST=4, num_warps=2)
+        assert known != add(cuda, first, num_warps=4, LAST=2)
+        num_bound = cuda.num_bound
+        start_kernel(kernel, (2,), first, 32, None, 64, 2, LAST=4, num_warps=2)
+        assert known != (num_bound < cuda.num_bound)
 
 
 def test_new_tensors_of_a_known_kind_are_passed_on(cuda: FakeCuda) -> None:
