@@ -6,6 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.cuda.early import let_next_start, starts_early, wait_for_previous
+from kernels.cuda.launching import start_kernel
 
 # 8 elements a thread of 4 warps: one wide load of each half in half precision
 BLOCK = 1024
@@ -17,8 +18,18 @@ def silu_mul_triton(gate_up: Tensor) -> Tensor:
     assert gate_up.stride(1) == 1, "the elements of a row must be adjacent"
     out = torch.empty((num_tokens, width), dtype=gate_up.dtype, device=gate_up.device)
     num_blocks, early = -(-width // BLOCK), starts_early(num_tokens)
-    _silu_mul_kernel[(num_tokens * num_blocks,)](
-        gate_up, out, gate_up.stride(0), width, num_blocks, BLOCK=BLOCK, EARLY=early, num_warps=4, launch_pdl=early
+    start_kernel(
+        _silu_mul_kernel,
+        (num_tokens * num_blocks,),
+        gate_up,
+        out,
+        gate_up.stride(0),
+        width,
+        num_blocks,
+        BLOCK=BLOCK,
+        EARLY=early,
+        num_warps=4,
+        launch_pdl=early,
     )
     return out
 

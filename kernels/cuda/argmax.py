@@ -6,6 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.cuda.early import let_next_start, starts_early, wait_for_previous
+from kernels.cuda.launching import start_kernel
 from kernels.cuda.row_scan import first_of_largest, is_finite, lane_peaks
 
 BLOCK = 4096
@@ -23,19 +24,30 @@ def argmax_triton(logits: Tensor) -> Tensor:
     if not rows:
         return picked
 
-    num_tiles = triton.cdiv(vocab, BLOCK)
-    tiles_each = triton.cdiv(num_tiles, max(1, min(PROGRAMS // rows, MAX_SPLITS)))
-    num_splits = triton.cdiv(num_tiles, tiles_each)
+    num_tiles = -(-vocab // BLOCK)
+    tiles_each = -(-num_tiles // max(1, min(PROGRAMS // rows, MAX_SPLITS)))
+    num_splits = -(-num_tiles // tiles_each)
     early = starts_early(rows)
     if num_splits == 1:
-        _argmax_kernel[(rows,)](
-            logits, picked, logits.stride(0), vocab, BLOCK=BLOCK, EARLY=early, num_warps=NUM_WARPS, launch_pdl=early
+        start_kernel(
+            _argmax_kernel,
+            (rows,),
+            logits,
+            picked,
+            logits.stride(0),
+            vocab,
+            BLOCK=BLOCK,
+            EARLY=early,
+            num_warps=NUM_WARPS,
+            launch_pdl=early,
         )
         return picked
 
     peaks = torch.empty(rows, num_splits, dtype=torch.float32, device=logits.device)
     ids = torch.empty(rows, num_splits, dtype=torch.int32, device=logits.device)
-    _split_kernel[(rows, num_splits)](
+    start_kernel(
+        _split_kernel,
+        (rows, num_splits),
         logits,
         peaks,
         ids,
@@ -48,8 +60,17 @@ def argmax_triton(logits: Tensor) -> Tensor:
         num_warps=NUM_WARPS,
         launch_pdl=early,
     )
-    _combine_kernel[(rows,)](
-        peaks, ids, picked, num_splits, SPLITS=MAX_SPLITS, EARLY=early, num_warps=1, launch_pdl=early
+    start_kernel(
+        _combine_kernel,
+        (rows,),
+        peaks,
+        ids,
+        picked,
+        num_splits,
+        SPLITS=MAX_SPLITS,
+        EARLY=early,
+        num_warps=1,
+        launch_pdl=early,
     )
     return picked
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from kernels.cascade_attention import Cascade, CascadeLayout, cascade_config
 from kernels.cuda.decode_attention import DOT_DTYPES, LARGEST_HALF, LOG2_E, LOWEST, VALUE_GAIN
 from kernels.cuda.early import let_next_start, starts_early, wait_for_previous
+from kernels.cuda.launching import next_power_of_2, start_kernel
 
 
 def attend_prefixes_triton(
@@ -54,7 +55,9 @@ def launch(
     scales = kv_cache if kv_scales is None else kv_scales
     # without a cap the scale takes scores to powers of two, with one to those of the tangent
     exponent = LOG2_E * scale * (2.0 / softcap if softcap else 1.0)
-    _prefix_kernel[(num_kv_heads, cascade.max_items)](
+    start_kernel(
+        _prefix_kernel,
+        (num_kv_heads, cascade.max_items),
         cascade.outputs,
         cascade.lses,
         query,
@@ -89,7 +92,7 @@ def constants(query: Tensor, kv_cache: Tensor, layout: CascadeLayout) -> dict[st
         "BLOCK_SIZE": kv_cache.shape[3],
         "TILE_SEQS": layout.tile_seqs,
         "BLOCK_M": layout.tile_rows,
-        "BLOCK_D": max(16, triton.next_power_of_2(query.shape[2])),
+        "BLOCK_D": max(16, next_power_of_2(query.shape[2])),
         "TILE": layout.unit,
         "DOT_DTYPE": dot_dtype,
         "PRECISION": "ieee" if dot_dtype == tl.float32 else "tf32",

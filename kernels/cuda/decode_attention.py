@@ -22,6 +22,7 @@ from torch import Tensor
 
 from kernels.configs import tuned
 from kernels.cuda.early import MAX_ROWS, let_next_start, starts_early, wait_for_previous
+from kernels.cuda.launching import next_power_of_2, start_kernel
 from kernels.decode_attention import PagedDecode
 from kernels.decode_parts import PART_SHIFT as _PART_SHIFT
 from kernels.decode_parts import DecodeParts
@@ -94,7 +95,9 @@ def launch(
     # without a cap the scale takes scores to powers of two, with one to those of the tangent
     early = starts_early(num_seqs)
     exponent = LOG2_E * scale * (2.0 / softcap if softcap else 1.0)
-    _decode_kernel[(num_kv_heads // heads, num_seqs if parts is None else len(parts.items))](
+    start_kernel(
+        _decode_kernel,
+        (num_kv_heads // heads, num_seqs if parts is None else len(parts.items)),
         out,
         *_tensors_of(parts),
         query,
@@ -146,10 +149,10 @@ def constants(query: Tensor, kv_cache: Tensor, config: dict[str, int]) -> dict[s
         "HEAD_DIM": query.shape[2],
         "BLOCK_SIZE": kv_cache.shape[3],
         # 16 rows are the least that matrix instructions take
-        "BLOCK_M": max(16, triton.next_power_of_2(group_size)),
+        "BLOCK_M": max(16, next_power_of_2(group_size)),
         # where there is no product, the fewest that hold a group
-        "BLOCK_G": triton.next_power_of_2(group_size),
-        "BLOCK_D": max(16, triton.next_power_of_2(query.shape[2])),
+        "BLOCK_G": next_power_of_2(group_size),
+        "BLOCK_D": max(16, next_power_of_2(query.shape[2])),
         "TILE": config["tile"],
         "SLICES": config["slices"],
         "DOT_DTYPE": dot_dtype,

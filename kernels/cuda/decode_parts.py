@@ -6,6 +6,7 @@ from torch import Tensor
 
 from kernels.cascade_attention import Cascade
 from kernels.cuda.early import let_next_start, starts_early, wait_for_previous
+from kernels.cuda.launching import next_power_of_2, start_kernel
 from kernels.decode_parts import (
     FEWEST_PROGRAMS,
     MAX_PARTS,
@@ -23,7 +24,9 @@ def cut_sequences_triton(
     """See `kernels.decode_parts.cut_sequences`."""
     num_seqs = len(seq_lens)
     early = starts_early(num_seqs)
-    _cut_kernel[(1,)](
+    start_kernel(
+        _cut_kernel,
+        (1,),
         parts.items,
         parts.shares,
         parts.firsts,
@@ -33,7 +36,7 @@ def cut_sequences_triton(
         num_seqs,
         len(parts.items),
         programs_a_seq,
-        ROWS=triton.next_power_of_2(num_seqs),
+        ROWS=next_power_of_2(num_seqs),
         UNIT=PART_UNIT,
         MOST=MAX_PARTS,
         WANTED=MIN_PROGRAMS,

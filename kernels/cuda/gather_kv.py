@@ -5,6 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.cuda.launching import next_power_of_2, start_kernel
+
 # elements of keys, and as many of values, of a program
 TILE = 4096
 NUM_WARPS = 4
@@ -26,9 +28,11 @@ def gather_kv_triton(
     shape, dtype = (num_keys, num_kv_heads, head_dim), out_dtype or kv_cache.dtype
     keys = torch.empty(shape, dtype=dtype, device=kv_cache.device)
     values = torch.empty(shape, dtype=dtype, device=kv_cache.device)
-    dim_pad = triton.next_power_of_2(head_dim)
+    dim_pad = next_power_of_2(head_dim)
     tokens_per_program = max(1, TILE // dim_pad)
-    _gather_kv_kernel[(-(-num_keys // tokens_per_program) * num_kv_heads,)](
+    start_kernel(
+        _gather_kv_kernel,
+        (-(-num_keys // tokens_per_program) * num_kv_heads,),
         kv_cache,
         kv_scales,
         block_tables,

@@ -19,6 +19,7 @@ from torch import Tensor
 from kernels.configs import tuned
 from kernels.cuda.early import let_next_start, starts_early, wait_for_previous
 from kernels.cuda.features import store_features, through_gate, weight_rows
+from kernels.cuda.launching import start_kernel
 
 MAX_ROWS = 4
 # elements of 16 bits that one thread loads at once
@@ -105,7 +106,9 @@ def launch(x: Tensor, weight: Tensor, bias: Tensor | None, config: Config, *, ga
     assert x.stride(1) == 1 or in_features == 1, "the elements of a row must be adjacent"
     early = bool(config["early"]) and starts_early(num_rows)
     out = torch.empty(num_rows, out_features, dtype=x.dtype, device=x.device)
-    _gemv_kernel[(triton.cdiv(out_features, columns),)](
+    start_kernel(
+        _gemv_kernel,
+        (-(-out_features // columns),),
         out,
         x,
         weight,

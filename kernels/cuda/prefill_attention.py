@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.configs import tuned
+from kernels.cuda.launching import start_kernel
 from kernels.prefill_attention import VarlenPart
 
 LOG2_E = 1.4426950408889634
@@ -52,15 +53,21 @@ def varlen_attention_triton(
     out: Tensor,
 ) -> None:
     """See `kernels.prefill_attention.varlen_attention`."""
-    head_dim, group_size = query.shape[2], query.shape[1] // key.shape[1]
-    dtype = str(query.dtype).removeprefix("torch.")
-    config = tuned("prefill_attention", padded_dim=_padded(head_dim), group_size=group_size, dtype=dtype)
+    config, tiles = _config_for(query.shape[2], query.shape[1] // key.shape[1], query.dtype)
     if part.max_key >= config["tma_from"] and takes_tma(query, key, value, out):
-        attend(query, key, value, part, window, scale, softcap, tiles_of(config, "tma"), tma=True, out=out)
+        attend(query, key, value, part, window, scale, softcap, tiles["tma"], tma=True, out=out)
     elif softcap or part.max_key >= config["plain_from"] or not takes_flash(query):
-        attend(query, key, value, part, window, scale, softcap, tiles_of(config, "plain"), tma=False, out=out)
+        attend(query, key, value, part, window, scale, softcap, tiles["plain"], tma=False, out=out)
     else:
         out.copy_(attend_flash(query, key, value, part, window, scale))
+
+
+@functools.cache
+def _config_for(head_dim: int, group_size: int, dtype: torch.dtype) -> tuple[dict[str, int], dict[str, Tiles]]:
+    """The configuration on the GPU at hand, and the tiles of each kernel in it."""
+    name = str(dtype).removeprefix("torch.")
+    config = tuned("prefill_attention", padded_dim=_padded(head_dim), group_size=group_size, dtype=name)
+    return config, {kernel: tiles_of(config, kernel) for kernel in ("plain", "tma")}
 
 
 def tiles_of(config: dict[str, int], kernel: str) -> Tiles:
@@ -142,12 +149,14 @@ def attend(
         out = torch.empty_like(query, memory_format=torch.contiguous_format)
     windowed = window is not None and window < part.max_key
     # tiles of one rank of all heads and sequences run together: heads of a group share keys in the L2 cache
-    grid = (num_heads, part.query_start.numel() - 1, triton.cdiv(part.max_query, tiles.rows))
+    grid = (num_heads, part.query_start.numel() - 1, -(-part.max_query // tiles.rows))
     kernel, own = (_tma_kernel, {}) if tma else (_plain_kernel, {"PRECISION": "ieee"})
     if tma:
         # descriptors made on the device lie in global memory; the setting is the calling thread's own
         triton.set_allocator(_workspace)
-    kernel[grid](
+    start_kernel(
+        kernel,
+        grid,
         query,
         key,
         value,

@@ -6,6 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.cuda.early import let_next_start, starts_early, wait_for_previous
+from kernels.cuda.launching import start_kernel
 
 
 def rms_norm_triton(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -16,7 +17,9 @@ def rms_norm_triton(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     assert rows.stride(1) == 1 or hidden == 1, "the elements of a row must be adjacent"
     block, num_warps = _tile(hidden)
     early = starts_early(len(rows))
-    _rms_norm_kernel[(len(rows),)](
+    start_kernel(
+        _rms_norm_kernel,
+        (len(rows),),
         rows,
         weight,
         out,
@@ -38,7 +41,9 @@ def add_rms_norm_triton(x: Tensor, residual: Tensor, weight: Tensor, eps: float)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     block, num_warps = _tile(hidden)
     early = starts_early(num_tokens)
-    _add_rms_norm_kernel[(num_tokens,)](
+    start_kernel(
+        _add_rms_norm_kernel,
+        (num_tokens,),
         x,
         residual,
         weight,

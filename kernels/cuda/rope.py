@@ -5,6 +5,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.cuda.early import let_next_start, starts_early, wait_for_previous
+from kernels.cuda.launching import next_power_of_2, start_kernel
 from kernels.rope import HeadNorms
 
 # elements of a program: 16 a thread, one wide load of each half of a head in half precision
@@ -30,14 +31,16 @@ def rope_and_store_triton(
 
     half = cos.shape[2] // 2
     tail = head_dim - 2 * half
-    half_pad, tail_pad = triton.next_power_of_2(half), triton.next_power_of_2(tail) if tail else 0
+    half_pad, tail_pad = next_power_of_2(half), next_power_of_2(tail) if tail else 0
     # no part has fewer elements than there are threads: two that held the same one, and change it in
     # place, could read it before and after
     rows_per_program = max(
-        TILE // triton.next_power_of_2(2 * half_pad + tail_pad), NUM_WARPS * 32 // min(half_pad, tail_pad or half_pad)
+        TILE // next_power_of_2(2 * half_pad + tail_pad), NUM_WARPS * 32 // min(half_pad, tail_pad or half_pad)
     )
     num_rows, early = num_tokens * heads_per_token, starts_early(num_tokens)
-    _rope_and_store_kernel[(-(-num_rows // rows_per_program),)](
+    start_kernel(
+        _rope_and_store_kernel,
+        (-(-num_rows // rows_per_program),),
         qkv,
         cos,
         sin,

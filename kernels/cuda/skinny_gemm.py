@@ -22,6 +22,7 @@ from torch import Tensor
 from kernels.configs import tuned
 from kernels.cuda.early import let_next_start, starts_early, wait_for_previous
 from kernels.cuda.features import store_features, through_gate, weight_rows
+from kernels.cuda.launching import start_kernel
 
 MAX_ROWS = 64
 # of a weight that is split; others have more tiles than a GPU has multiprocessors
@@ -74,14 +75,16 @@ def launch(x: Tensor, weight: Tensor, bias: Tensor | None, config: Config, *, ga
     assert weight.is_contiguous()
     assert x.stride(1) == 1 or in_features == 1, "the elements of a row must be adjacent"
     rows, block_n, splits, early = padded(num_rows), config["block_n"], config["splits"], starts_early(num_rows)
-    tiles = triton.cdiv(width, block_n // (2 if gated else 1))
+    tiles = -(-width // (block_n // (2 if gated else 1)))
     out = torch.empty(num_rows, width, dtype=x.dtype, device=x.device)
     parts = arrivals = None
     if splits > 1:
         assert tiles <= MAX_SPLIT_TILES
         parts = torch.empty(tiles * splits * block_n * rows, dtype=torch.float32, device=x.device)
         arrivals = _arrivals(x.device)
-    _skinny_gemm_kernel[(tiles, splits)](
+    start_kernel(
+        _skinny_gemm_kernel,
+        (tiles, splits),
         out,
         x,
         weight,

@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.cuda.launching import start_kernel
 from kernels.step_state import JOIN_COLUMNS, DecodeInputs, HostRing, SlotRows
 
 _BLOCK = 256
@@ -200,11 +201,13 @@ def _end_rows(slot, real, token, last_token, positions):
 
 def scatter_triton(target: Tensor, places: Tensor, values: Tensor) -> None:
     count = len(places)
-    _scatter[(triton.cdiv(count, _BLOCK),)](target, places, values, count, BLOCK=_BLOCK)
+    start_kernel(_scatter, (-(-count // _BLOCK),), target, places, values, count, BLOCK=_BLOCK)
 
 
 def join_slots_triton(rows: SlotRows, joins: Tensor) -> None:
-    _join_slots[(len(joins),)](
+    start_kernel(
+        _join_slots,
+        (len(joins),),
         joins,
         rows.num_computed,
         rows.last_token,
@@ -221,7 +224,9 @@ def begin_decode_triton(
     rows: SlotRows, slots: Tensor, fresh_blocks: Tensor, inputs: DecodeInputs, block_size: int
 ) -> None:
     num_rows = len(slots)
-    _begin_decode[(triton.cdiv(num_rows, _BLOCK),)](
+    start_kernel(
+        _begin_decode,
+        (-(-num_rows // _BLOCK),),
         slots,
         fresh_blocks,
         rows.num_computed,
@@ -243,7 +248,9 @@ def receive_decode_triton(
     ring: HostRing, rows: SlotRows, slots: Tensor, inputs: DecodeInputs, *, fresh_start: int, block_size: int
 ) -> None:
     num_rows = len(slots)
-    _receive_decode[(triton.cdiv(num_rows, _BLOCK),)](
+    start_kernel(
+        _receive_decode,
+        (-(-num_rows // _BLOCK),),
         ring.numbers,
         ring.places,
         slots,
@@ -267,7 +274,9 @@ def receive_decode_triton(
 
 def end_decode_triton(ring: HostRing, rows: SlotRows, slots: Tensor, token_ids: Tensor) -> None:
     num_rows = len(slots)
-    _end_decode[(triton.cdiv(num_rows, _BLOCK),)](
+    start_kernel(
+        _end_decode,
+        (-(-num_rows // _BLOCK),),
         ring.token_ids,
         ring.places,
         slots,
@@ -285,6 +294,14 @@ def end_decode_triton(ring: HostRing, rows: SlotRows, slots: Tensor, token_ids: 
 
 def end_step_triton(rows: SlotRows, slots: Tensor, token_ids: Tensor) -> None:
     num_rows = len(slots)
-    _end_step[(triton.cdiv(num_rows, _BLOCK),)](
-        slots, token_ids, rows.last_token, rows.positions, num_rows, len(rows.num_computed), BLOCK=_BLOCK
+    start_kernel(
+        _end_step,
+        (-(-num_rows // _BLOCK),),
+        slots,
+        token_ids,
+        rows.last_token,
+        rows.positions,
+        num_rows,
+        len(rows.num_computed),
+        BLOCK=_BLOCK,
     )
