@@ -29,9 +29,9 @@ from torch import Tensor
 from benchmarks.bandwidth import copy_bandwidth
 from benchmarks.compiling import faults_of
 from benchmarks.device_time import replayed_s
-from kernels.configs import tuned
 from kernels.cuda.decode_attention import launch
 from kernels.decode_attention import PagedDecode
+from kernels.decode_config import decode_config
 from kernels.decode_parts import cut_sequences, make_parts, programs_of
 
 DTYPES = {"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
@@ -151,9 +151,8 @@ def measure(case: Case, config: Config, repeats: int) -> float:
     return replayed_s(lambda: case.attend(config, num_calls), repeats) / num_calls
 
 
-def config_of(shape: Shape) -> Config:
-    key = {"head_dim": shape.head_dim, "group_size": shape.group_size, "dtype": shape.cache_dtype}
-    return tuned("decode_attention", **key)
+def config_of(shape: Shape, num_seqs: int) -> Config:
+    return decode_config(shape.head_dim, shape.group_size, getattr(torch, shape.cache_dtype), num_seqs)
 
 
 def candidates(shape: Shape) -> list[Config]:
@@ -217,7 +216,7 @@ def table(args: argparse.Namespace, shapes: list[Shape], bandwidth: float) -> No
         orders = {"any": lengths, "longest first": sorted(lengths, reverse=True)} if args.spread else {"equal": lengths}
         for order, ordered in orders.items():
             case = make_case(shape, ordered, bool(whole))
-            line = line_of(case, measure(case, config_of(shape), 10), bandwidth)
+            line = line_of(case, measure(case, config_of(shape, batch), 10), bandwidth)
             print(json.dumps(line | {"length": length, "spread": args.spread, "order": order}), flush=True)
             del case
 

@@ -15,7 +15,7 @@ import json
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -35,10 +35,9 @@ from benchmarks.step_gap import fill
 from engine.cuda.graphs import Sampling
 from engine.load import load_engine
 from engine.model.config import ModelConfig
-from kernels.configs import tuned
+from kernels.configs import SMALL_STEP_ROWS
 from kernels.cuda import decode_attention
-from kernels.cuda.decode_attention import attention_key
-from kernels.cuda.skinny_gemm import MAX_ROWS
+from kernels.decode_config import attention_key, decode_config
 
 Config = dict[str, int]
 
@@ -115,7 +114,7 @@ class Choice:
 
     name: str
     table: str
-    when: dict[str, int | str]
+    when: Mapping[str, int | str]
     config: Config
     kind: few_rows.Kind | None
 
@@ -182,17 +181,17 @@ class Overlay:
 
     def __init__(self, batch: int, model: ModelConfig) -> None:
         self._module = kernel_for(batch)
-        few = batch <= MAX_ROWS
+        few = batch <= SMALL_STEP_ROWS
         self.products = {key_of(shape): product_choice(batch, shape) for shape in shapes_of(model) if few}
-        when = attention_key(model.head_dim, model.num_heads // model.num_kv_heads, DTYPE, batch)
-        config = dict(tuned("decode_attention", **when))
+        asked = model.head_dim, model.num_heads // model.num_kv_heads, DTYPE, batch
+        when, config = attention_key(*asked), dict(decode_config(*asked))
         self.attention = Choice("attention", "decode_attention", when, config, None)
         self.choices = [*self.products.values(), self.attention]
 
     @contextmanager
     def entered(self) -> Iterator[None]:
         attention: Any = decode_attention
-        config_for, table = self._module.config_for, attention.tuned
+        config_for, table = self._module.config_for, attention.decode_config
 
         def product(num_rows: int, in_features: int, out_features: int, dtype: torch.dtype, gated: bool) -> Config:
             choice = self.products.get((in_features, out_features, gated))
@@ -200,11 +199,11 @@ class Overlay:
             return found if choice is None else choice.config
 
         self._module.config_for = product
-        attention.tuned = lambda *_args, **_key: self.attention.config
+        attention.decode_config = lambda *_args, **_key: self.attention.config
         try:
             yield
         finally:
-            self._module.config_for, attention.tuned = config_for, table
+            self._module.config_for, attention.decode_config = config_for, table
 
 
 def sweep(

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from kernels.cascade_attention import Cascade
-from kernels.configs import tuned
+from kernels.decode_config import decode_config
 
 # programs that a batch's tokens are dealt to, or more: ten for each of an H200's 132 multiprocessors
 MIN_PROGRAMS = 1320
@@ -72,8 +72,7 @@ def programs_of(num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.d
     Args:
         dtype: Of the cache.
     """
-    name = str(dtype).removeprefix("torch.")
-    heads = tuned("decode_attention", head_dim=head_dim, group_size=num_heads // num_kv_heads, dtype=name)["heads"]
+    heads = decode_config(head_dim, num_heads // num_kv_heads, dtype, 1)["heads"]
     return num_kv_heads // heads if num_kv_heads % heads == 0 else num_kv_heads
 
 

@@ -12,7 +12,6 @@ one which ends last joins them.
 Sources: Kwon et al. 2023, arXiv:2309.06180; Dao et al. 2023, "Flash-Decoding" (splits).
 """
 
-import functools
 from typing import Any
 
 import torch
@@ -20,10 +19,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.configs import tuned
-from kernels.cuda.early import MAX_ROWS, let_next_start, starts_early, wait_for_previous
+from kernels.cuda.early import let_next_start, starts_early, wait_for_previous
 from kernels.cuda.launching import next_power_of_2, start_kernel
 from kernels.decode_attention import PagedDecode
+from kernels.decode_config import decode_config
 from kernels.decode_parts import PART_SHIFT as _PART_SHIFT
 from kernels.decode_parts import DecodeParts
 
@@ -51,15 +50,8 @@ def decode_attention_triton(
     out: Tensor | None = None,
 ) -> Tensor:
     group_size = query.shape[1] // kv_cache.shape[2]
-    config = tuned("decode_attention", **attention_key(query.shape[2], group_size, kv_cache.dtype, len(query)))
+    config = decode_config(query.shape[2], group_size, kv_cache.dtype, len(query))
     return launch(query, kv_cache, plan, scale, softcap, kv_scales, config, out)
-
-
-@functools.cache
-def attention_key(head_dim: int, group_size: int, dtype: torch.dtype, num_seqs: int) -> dict[str, int | str]:
-    """What rules may ask for; "few" is 1 for the sequences of a small step, whose kernels may start early."""
-    name = str(dtype).removeprefix("torch.")
-    return {"head_dim": head_dim, "group_size": group_size, "dtype": name, "few": int(num_seqs <= MAX_ROWS)}
 
 
 def launch(

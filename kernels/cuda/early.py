@@ -18,8 +18,10 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from kernels.configs import SMALL_STEP_ROWS
+
 # above it the products are the library's, which lets nothing start early, and the wait costs as much as the launch
-MAX_ROWS = 64
+MAX_ROWS = SMALL_STEP_ROWS
 
 
 def starts_early(num_rows: int) -> bool:

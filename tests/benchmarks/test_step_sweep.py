@@ -84,7 +84,7 @@ def test_what_is_entered_is_what_a_step_would_ask_for(batch: int, module: Any) -
             {"mark": 1} == module.config_for(batch, *shape[:2], torch.bfloat16, shape[2]) for shape in shapes_asked()
         )
         assert "mark" not in module.config_for(batch, 896, 151936, torch.bfloat16, False)
-        assert {"mark": 1} == decode_attention.tuned("decode_attention")  # type: ignore[attr-defined]
+        assert {"mark": 1} == decode_attention.decode_config(64, 7, torch.bfloat16, 1)  # type: ignore[attr-defined]
 
     after = [dict(module.config_for(batch, *shape[:2], torch.bfloat16, shape[2])) for shape in shapes_asked()]
     assert before == after
