@@ -44,8 +44,9 @@ def prompts(*lengths: int, max_tokens: int = 4) -> list[Request]:
     ]
 
 
-@pytest.mark.parametrize("fp8", [False, True])
-@pytest.mark.parametrize("shapes", [(PrefillShape(8, 8, 2), PrefillShape(32, 32, 8)), (SHORT, LONG)])
+@pytest.mark.parametrize(
+    ("shapes", "fp8"), [((PrefillShape(8, 8, 2), PrefillShape(32, 32, 8)), False), ((SHORT, LONG), True)]
+)
 def test_answers_are_those_of_the_cpu(folder: Path, shapes: tuple[PrefillShape, ...], fp8: bool) -> None:
     """
     With chunks, cached prefixes and decodes between them, whatever stands in the buffers from the step before.
@@ -60,7 +61,8 @@ def test_answers_are_those_of_the_cpu(folder: Path, shapes: tuple[PrefillShape, 
 
     # one after the other, so that each prompt is a step of its own
     for request in requests:
-        assert_same_answers(run_all(make_engine(folder, cuda=False, **options), [request]), run_all(engine, [request]))
+        found = run_all(engine, [request])
+        assert_same_answers({request.request_id: expected[request.request_id]}, found)
     assert graphs_of(engine).replayed
 
 
