@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from engine.cuda.model_runner import CudaModelRunner
+from engine.cuda.plan import MOST_TOGETHER
 from engine.cuda.prefill_graphs import PrefillShape, prefill_shapes
 from engine.llm_engine import LLMEngine
 from engine.model.config import ModelConfig
@@ -35,9 +36,9 @@ def graphs_of(engine: LLMEngine) -> RunAnew:
     return engine._runner.prefill_graphs
 
 
-def prompts(*lengths: int, max_tokens: int = 4) -> list[Request]:
+def prompts(*lengths: int, max_tokens: int = 4, prompt_logprobs: int | None = 1) -> list[Request]:
     rng = np.random.default_rng(sum(lengths))
-    params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, prompt_logprobs=1)
+    params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, prompt_logprobs=prompt_logprobs, logprobs=1)
     return [
         Request(str(index), rng.integers(4, VOCAB, length).astype(np.int32), params)
         for index, length in enumerate(lengths)
@@ -123,6 +124,26 @@ def test_the_first_piece_of_a_long_prompt_may_run_in_a_graph(folder: Path) -> No
 
     assert_same_answers(expected, actual)
     assert [LONG] == graphs_of(engine).replayed
+
+
+def test_prompts_beside_some_with_a_cached_prefix_are_launched_one_by_one(folder: Path) -> None:
+    """
+    So many that those which begin their sequences are attended by a launch of their own.
+    """
+    first, *others = prompts(13, *[2] * (MOST_TOGETHER + 1), prompt_logprobs=None)
+    requests = [
+        replace(request, prompt=np.concatenate([first.prompt, request.prompt])) if index < 3 else request
+        for index, request in enumerate(others)
+    ]
+    expected = run_all(make_engine(folder, cuda=False, max_num_seqs=9), [first, *requests])
+    engine = make_engine(folder, cuda=True, prefill_shapes=(SHORT,), budget=60, max_num_seqs=9)
+    run_all(engine, [first])
+    graphs_of(engine).replayed.clear()
+
+    actual = run_all(engine, requests)
+
+    assert_same_answers({name: expected[name] for name in actual}, actual)
+    assert [] == graphs_of(engine).replayed
 
 
 def test_a_replay_leaves_nothing_of_the_one_before(folder: Path) -> None:
