@@ -11,6 +11,7 @@ from engine.cuda.graphs import Sampling, cascade_sizes, graph_sizes
 from engine.cuda.kv_cache import CudaKVCache
 from engine.cuda.model_runner import CudaModelRunner
 from engine.cuda.plan import MAX_GATHERED_KEYS
+from engine.cuda.prefill_graphs import PrefillShape, prefill_shapes
 from engine.gpu_memory import (
     MemorySnapshot,
     SequenceNeed,
@@ -117,7 +118,8 @@ def build_runner(
         runner.kv_cache = CudaKVCache(shape, device)
     if config.cuda_graphs:
         with explained("capturing the CUDA graphs", "lower max_num_seqs, or set cuda_graphs to false", device):
-            runner.capture_graphs(graph_sizes(config.max_num_seqs), cascade_sizes(config.max_num_seqs))
+            seqs = config.max_num_seqs
+            runner.capture_graphs(graph_sizes(seqs), cascade_sizes(seqs), _prefill_shapes(runner, config))
     return runner
 
 
@@ -126,6 +128,14 @@ def _cascade_gate(config: ResolvedConfig) -> CascadeGate | None:
     if not (config.cascade and config.prefix_caching):
         return None
     return CascadeGate(config.cascade_min_seqs, config.cascade_min_tokens)
+
+
+def _prefill_shapes(runner: CudaModelRunner, config: ResolvedConfig) -> list[PrefillShape]:
+    return prefill_shapes(
+        runner.model.config,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_seqs=config.max_num_seqs,
+    )
 
 
 def _measure(
@@ -157,26 +167,25 @@ def _measure(
 
 
 def _measure_graphs(runner: CudaModelRunner, config: ResolvedConfig, device: torch.device) -> int:
-    sizes = graph_sizes(config.max_num_seqs)
+    sizes, prefills = graph_sizes(config.max_num_seqs), _prefill_shapes(runner, config)
     more = cascade_sizes(config.max_num_seqs) if runner.cascade else []
     reset_peak(device)
     before = snapshot(device)
     with explained("capturing the first CUDA graphs", "lower max_num_seqs, or set cuda_graphs to false", device):
-        runner.capture_graphs(sizes[-_TRIAL_GRAPHS:], more[-1:])
+        # of each pool the largest graph is among them, which makes it as large as it gets
+        runner.capture_graphs(sizes[-_TRIAL_GRAPHS:], more[-1:], prefills[-1:])
     assert runner.graphs is not None
     assert runner.prefill_graphs is not None
-    num_prefills = len(runner.prefill_graphs)
-    count = len(runner.graphs) + num_prefills
+    count = len(runner.graphs) + len(runner.prefill_graphs)
     after = snapshot(device)
     runner.forget_graphs()
     taken = before.free - after.free
     reset_peak(device)
-    # the pool is shared; each graph adds its own nodes
-    pool = after.reserved - before.reserved
-    each = max(0, taken - pool) // count
-    # those of prefills are there already
-    wanted = (len(sizes) + len(more)) * len(Sampling) + num_prefills
-    return graph_memory([pool + each] + [each] * (count - 1), wanted)
+    # the pools are shared; each graph adds its own nodes
+    pools = after.reserved - before.reserved
+    each = max(0, taken - pools) // count
+    wanted = (len(sizes) + len(more)) * len(Sampling) + len(prefills)
+    return graph_memory([pools + each] + [each] * (count - 1), wanted)
 
 
 def _trial_shape(decoder: Decoder, config: ResolvedConfig, cache_dtype: torch.dtype) -> CacheShape:

@@ -17,7 +17,7 @@ from engine.cuda.device_state import DeviceState
 from engine.cuda.graphs import DecodeGraphs, Sampling
 from engine.cuda.kv_cache import CudaKVCache
 from engine.cuda.plan import PackedPrefill, PackedStep, PrefillSections, StepPacker
-from engine.cuda.prefill_graphs import PrefillGraphs
+from engine.cuda.prefill_graphs import PrefillGraphs, PrefillShape
 from engine.cuda.transfer import CudaEvent, Event, HostBuffers, MakeEvent, Transfers, record_timed_event, to_host
 from engine.grammar import AnyText
 from engine.model.decoder import Decoder
@@ -140,9 +140,11 @@ class CudaModelRunner:
         self._asked: tuple[NDArray[np.int64], Feature] | None = None
 
     @torch.inference_mode()
-    def capture_graphs(self, sizes: SequenceOf[int], cascade_sizes: SequenceOf[int] = ()) -> None:
+    def capture_graphs(
+        self, sizes: SequenceOf[int], cascade_sizes: SequenceOf[int], prefill_shapes: SequenceOf[PrefillShape]
+    ) -> None:
         """Make graphs of prefills and decode batches; the largest of `sizes`, of both kinds, must be max_num_seqs."""
-        prefill_graphs = PrefillGraphs(self._forward, self.state.inputs, self.windows)
+        prefill_graphs = PrefillGraphs(self._forward, self.state.inputs, self.windows, prefill_shapes)
         prefill_graphs.capture()
         graphs = DecodeGraphs(self._decode_rows, sizes, cascade_sizes if self.cascade else ())
         with self._padding():
@@ -326,8 +328,8 @@ class CudaModelRunner:
 
     def _forward_mixed(self, count: int, prefill: PackedPrefill, sent: Tensor, cascade: bool) -> Tensor:
         graphs = self.prefill_graphs if not count else None
-        if graphs is not None and (size := graphs.size_for(prefill)) is not None:
-            return graphs.replay(size, prefill, sent)
+        if graphs is not None and (shape := graphs.shape_for(prefill)) is not None:
+            return graphs.replay(shape, prefill, sent)
         inputs = self.state.inputs.rows(count + prefill.num_tokens)
         decode: dict[int | None, PagedDecode] = {}
         if count:

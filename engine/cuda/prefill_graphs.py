@@ -1,13 +1,13 @@
 """
-Steps of a few short prompts as CUDA graphs.
+Steps of short prompts as CUDA graphs.
 
 The kernels of such a step take longer to launch one by one than to run: some ten milliseconds where a small
-model computes for two. A step that starts prompts and does nothing else runs in the graph of the next larger
-size, its missing tokens filled with padding that nothing attends to or stores.
+model computes for two. A step that starts prompts and does nothing else runs in the next larger graph, its
+missing tokens and prompts filled with padding that nothing attends to or stores.
 """
 
-from bisect import bisect_left
 from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,72 +15,114 @@ from torch import Tensor
 from engine.batch import ForwardBatch
 from engine.cuda.graphs import garbage_kept
 from engine.cuda.plan import PackedPrefill
+from engine.model.config import ModelConfig
 from kernels.prefill_attention import VarlenPart, VarlenPrefill
 from kernels.step_state import DecodeInputs
 
-# tokens of the steps that have a graph: with more, the device works for as long as a launch takes
-GRAPH_TOKENS = (32, 64, 128, 256, 512)
-# prompts of such a step
-GRAPH_CHUNKS = 8
+# steps of so many tokens have a graph; closer together where a model may be large, whose padding takes its time
+_TOKENS = (32, 64, 128, 256, 384, 512, 1024, 2048, 4096)
+# what a processor takes to launch a layer of a step with prompts, and what products reach on a GPU of the H200's kind
+_LAUNCH_S = 400e-6
+_FLOPS = 600e12
+
+# attention is launched for as many prompts of the longest length as a graph has room for, whether they are there or
+# not: 64 of 512 tokens are 7,000 programs of 14 heads, and an empty one takes some 2 ns. So there are many or long ones
+_FEW_PROMPTS = 8
+_TOKENS_PER_PROMPT = 64
+_SHORT_PROMPT = 512
 
 # rows of a batch to what the network makes of them, before the last norm
 Forward = Callable[[ForwardBatch], Tensor]
 
 
+class PrefillShape(NamedTuple):
+    """
+    What a graph has room for.
+
+    Args:
+        tokens: Of all prompts.
+        longest: Tokens of one prompt.
+    """
+
+    tokens: int
+    longest: int
+    prompts: int
+
+
+def prefill_shapes(config: ModelConfig, *, max_num_batched_tokens: int, max_num_seqs: int) -> list[PrefillShape]:
+    """
+    Graphs for a model, ascending: those that compute for no longer than their kernels are launched.
+
+    Up to 512 tokens may be any prompts; more are many short prompts or a few of any length.
+    """
+    affordable = config.num_layers * _LAUNCH_S * _FLOPS / (2 * config.layer_weights)
+    shapes = set()
+    for size in _TOKENS:
+        tokens = min(size, max_num_batched_tokens)
+        if tokens > affordable:
+            break
+        shapes.add(PrefillShape(tokens, tokens, _FEW_PROMPTS))
+        if max_num_seqs > _FEW_PROMPTS:
+            many = max(_FEW_PROMPTS, tokens // _TOKENS_PER_PROMPT)
+            shapes.add(PrefillShape(tokens, min(tokens, _SHORT_PROMPT), many))
+    return sorted(shapes)
+
+
 class PrefillGraphs:
     """
-    A graph for every size, all in one memory pool.
+    A graph for every shape, all in one memory pool.
 
     Args:
         forward: The network, with the caches that it is to write to.
-        inputs: The buffers that every step's tokens go to.
+        inputs: The buffers that every step's tokens go to, long enough for each shape.
         windows: Of the network's layers.
-        sizes: Ascending, in tokens.
+        shapes: Ascending.
     """
 
     def __init__(
-        self,
-        forward: Forward,
-        inputs: DecodeInputs,
-        windows: Collection[int | None],
-        sizes: Sequence[int] = GRAPH_TOKENS,
+        self, forward: Forward, inputs: DecodeInputs, windows: Collection[int | None], shapes: Sequence[PrefillShape]
     ) -> None:
         self._forward = forward
         self._inputs = inputs
         self._windows = windows
-        self._sizes = [size for size in sizes if size <= len(inputs.input_ids)]
-        # of chunks that are not there: all begin and end where the last one ends
-        self._query_start = torch.zeros(GRAPH_CHUNKS + 1, dtype=torch.int32, device=inputs.input_ids.device)
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
-        self._hidden: dict[int, Tensor] = {}
+        self._shapes = shapes
+        most = max((shape.prompts for shape in shapes), default=0)
+        # prompts that are not there begin and end where the last one ends
+        self._query_start = torch.zeros(most + 1, dtype=torch.int32, device=inputs.input_ids.device)
+        self._graphs: dict[PrefillShape, torch.cuda.CUDAGraph] = {}
+        self._hidden: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self._graphs)
 
     def capture(self) -> None:
-        """Capture them all, the largest first: the smaller ones fit into its memory."""
+        """Capture them all, the largest first: the smaller ones fit into its memory, as nothing in it is kept."""
         pool = torch.cuda.graph_pool_handle()
         self._inputs.slot_mapping.fill_(-1)
         with garbage_kept():
-            for size in reversed(self._sizes):
+            for shape in reversed(self._shapes):
                 # libraries load their kernels for a shape at its first call, which a capture may not contain
-                self._run(size)
+                self._run(shape)
                 graph = torch.cuda.CUDAGraph()
                 with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-                    self._hidden[size] = self._run(size)
-                self._graphs[size] = graph
+                    self._run(shape)
+                self._graphs[shape] = graph
         torch.cuda.synchronize()
 
-    def size_for(self, prefill: PackedPrefill) -> int | None:
-        """The size of the graph that runs these prompts; None where none does, as with chunks behind a prefix."""
-        fresh, place = prefill.fresh, bisect_left(self._sizes, prefill.num_tokens)
-        if fresh is None or prefill.behind or fresh.slots.count > GRAPH_CHUNKS or place == len(self._sizes):
+    def shape_for(self, prefill: PackedPrefill) -> PrefillShape | None:
+        """The smallest graph that has room for these prompts; None where none has, as with chunks behind a prefix."""
+        fresh = prefill.fresh
+        if fresh is None or prefill.behind:
             return None
-        return self._sizes[place]
+        for shape in self._shapes:
+            fits = fresh.slots.count <= shape.prompts and fresh.max_query <= shape.longest
+            if fits and prefill.num_tokens <= shape.tokens:
+                return shape
+        return None
 
-    def replay(self, size: int, prefill: PackedPrefill, sent: Tensor) -> Tensor:
+    def replay(self, shape: PrefillShape, prefill: PackedPrefill, sent: Tensor) -> Tensor:
         """
-        Run the prompts of a step for which `size_for` gave a size.
+        Run the prompts of a step for which `shape_for` gave a shape.
 
         Args:
             sent: The step's numbers, on the device.
@@ -90,24 +132,32 @@ class PrefillGraphs:
         """
         assert prefill.fresh is not None
         count, starts = prefill.num_tokens, sent[prefill.fresh.query_start.place]
-        inputs = self._inputs.rows(size)
+        inputs = self._inputs.rows(shape.tokens)
         inputs.input_ids[:count].copy_(sent[prefill.input_ids.place])
         inputs.positions[:count].copy_(sent[prefill.positions.place])
         inputs.slot_mapping[:count].copy_(sent[prefill.slot_mapping.place])
         inputs.slot_mapping[count:].fill_(-1)
         self._query_start.fill_(count)
         self._query_start[: len(starts)].copy_(starts)
-        return self._replayed(size)[:count]
+        self._replay(shape)
+        assert self._hidden is not None
+        return self._hidden[:count]
 
-    def _replayed(self, size: int) -> Tensor:
-        self._graphs[size].replay()
-        return self._hidden[size]
+    def _replay(self, shape: PrefillShape) -> None:
+        self._graphs[shape].replay()
 
-    def _run(self, size: int) -> Tensor:
+    def _run(self, shape: PrefillShape) -> None:
         """The network over the static buffers: what a graph holds."""
-        inputs, starts = self._inputs.rows(size), self._query_start
-        part = VarlenPart(size, starts, starts, max_query=size, max_key=size, num_keys=size)
-        return self._forward(
+        inputs, starts = self._inputs.rows(shape.tokens), self._query_start[: shape.prompts + 1]
+        part = VarlenPart(
+            num_tokens=shape.tokens,
+            query_start=starts,
+            key_start=starts,
+            max_query=shape.longest,
+            max_key=shape.longest,
+            num_keys=shape.tokens,
+        )
+        hidden = self._forward(
             ForwardBatch(
                 input_ids=inputs.input_ids,
                 positions=inputs.positions,
@@ -117,3 +167,7 @@ class PrefillGraphs:
                 prefill={window: VarlenPrefill(window=window, fresh=part, behind=()) for window in self._windows},
             )
         )
+        if self._hidden is None:
+            # at the first run, which is none of a capture: outside of the pool, where it is for all graphs
+            self._hidden = hidden.new_empty(self._shapes[-1].tokens, hidden.shape[1])
+        self._hidden[: shape.tokens].copy_(hidden)

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from engine.cuda.cascade import CascadeGate
 from engine.cuda.model_runner import CudaModelRunner, CudaTicket
+from engine.cuda.prefill_graphs import PrefillShape
 from engine.llm_engine import LLMEngine
 from engine.request import Completion, FinishReason, Progress, Request, RequestOutput, Step
 from engine.sampling_params import SamplingParams
@@ -43,8 +44,12 @@ KINDS = (
     {"grammar": LETTERS, "repetition_penalty": 1.5, "ignore_eos": True, "min_tokens": 3},
     {"grammar": CHOICE, "temperature": 1.0, "seed": 4, "top_p": 0.8},
 )
-# of the steps that have a graph; none, or of some sizes
-GRAPHS = ((), (4, 12), (16, 40))
+# of the steps that have a graph: tokens, the longest prompt and prompts; none, or of some shapes
+GRAPHS = (
+    (),
+    (PrefillShape(4, 4, 2), PrefillShape(12, 12, 2)),
+    (PrefillShape(16, 16, 1), PrefillShape(40, 9, 5), PrefillShape(40, 40, 2), PrefillShape(200, 17, 6)),
+)
 PROMPT_LENGTHS = (1, 2, 3, 4, 5, 8, 9, 15, 16, 17, 33, 70, MAX_MODEL_LEN - 1)
 
 
@@ -187,7 +192,7 @@ def check(folders: list[Path], seed: int) -> None:
         # as many as there may be, of the shortest prefixes that a pass can have, or none
         cascade=rng.choice((CascadeGate(2, 1), CascadeGate(3, 1), None)),
         fp8=fp8,
-        prefill_sizes=rng.choice(GRAPHS),
+        prefill_shapes=rng.choice(GRAPHS),
     )
     check_books(engine)
 

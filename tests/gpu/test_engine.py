@@ -1,15 +1,28 @@
 """Whole answers on the card: those of the CPU, with graphs and without, alone and in company."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
+import torch
 
+from engine.cuda import prefill_graphs
 from engine.cuda.model_runner import CudaModelRunner
+from engine.cuda.plan import PackedPrefill
+from engine.cuda.prefill_graphs import PrefillGraphs, PrefillShape
 from engine.grammar import Grammar
+from engine.llm_engine import LLMEngine
 from engine.request import Request
 from engine.sampling_params import SamplingParams
-from tests.support.answers import assert_same_answers, make_requests, run_all
+from tests.support.answers import (
+    answer_differences,
+    assert_same_answers,
+    make_greedy_requests,
+    make_requests,
+    run_all,
+)
 from tests.support.card_engine import MODELS, Load, loader, small_cache
-from tests.support.tiny_models import VOCAB, save_tiny_model
+from tests.support.tiny_models import VOCAB, make_tiny_model, save_tiny_model
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -77,6 +90,90 @@ def test_every_batch_size_has_its_graph(load: Load) -> None:
         requests = [Request(str(index), prompt, params) for index, prompt in enumerate(prompts[:count])]
 
         assert_same_answers(run_all(eager, requests), run_all(graphs, requests))
+
+
+def note_replays(monkeypatch: pytest.MonkeyPatch) -> list[PrefillShape]:
+    """The list that grows by a shape whenever prompts run in a graph."""
+    replayed: list[PrefillShape] = []
+    replay = PrefillGraphs.replay
+
+    def noted(graphs: PrefillGraphs, shape: PrefillShape, prefill: PackedPrefill, sent: torch.Tensor) -> torch.Tensor:
+        replayed.append(shape)
+        return replay(graphs, shape, prefill, sent)
+
+    monkeypatch.setattr(PrefillGraphs, "replay", noted)
+    return replayed
+
+
+def graphs_of(engine: LLMEngine) -> PrefillGraphs | None:
+    assert isinstance(engine._runner, CudaModelRunner)
+    return engine._runner.prefill_graphs
+
+
+def test_prompts_in_a_graph_are_answered_as_without(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    A short one, a few, one of any length, many that are short: each a replay, whatever the one before left there.
+    """
+    # so that prompts of a tiny model are long ones
+    monkeypatch.setattr(prefill_graphs, "_SHORT_PROMPT", 100)
+    replayed = note_replays(monkeypatch)
+    engine, eager = (load(max_num_batched_tokens=1024, cuda_graphs=cuda_graphs) for cuda_graphs in (True, False))
+    assert graphs_of(engine) is not None
+    assert graphs_of(eager) is None
+    cases = (
+        ((5,), PrefillShape(32, 32, 8)),
+        ((250,), PrefillShape(256, 256, 8)),
+        ((97, 98, 99), PrefillShape(384, 100, 8)),
+        ((1, 2, 3, 200, 4, 5, 6, 7), PrefillShape(256, 256, 8)),
+        ((60,) * 12, PrefillShape(1024, 100, 16)),
+        ((150,) * 4, PrefillShape(1024, 1024, 8)),
+        ((1,), PrefillShape(32, 32, 8)),
+    )
+    random = np.random.default_rng(11)
+    kinds = ({}, {"prompt_logprobs": 1}, {"temperature": 0.9, "seed": 2}, {"logprobs": 2})
+    for lengths, shape in cases:
+        requests = [
+            Request(
+                str(index),
+                random.integers(4, VOCAB, length).astype(np.int32),
+                SamplingParams(max_tokens=6, ignore_eos=True, **kinds[index % 4]),  # type: ignore[arg-type]
+            )
+            for index, length in enumerate(lengths)
+        ]
+        expected = run_all(eager, requests)
+        assert [] == replayed
+
+        actual = run_all(engine, requests)
+
+        assert_same_answers(expected, actual)
+        assert [shape] == replayed
+        replayed.clear()
+
+
+def test_graphs_of_prompts_in_16_bits_are_as_near_as_launches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    There other kernels attend and multiply, which padding may choose anew; its rows are what nobody wrote.
+    """
+
+    def save(name: str, folder: Path) -> None:
+        shape = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 64, "initializer_range": 0.1}
+        make_tiny_model(name, **shape).save_pretrained(folder)
+
+    replayed = note_replays(monkeypatch)
+    load = loader(save, "qwen3", tmp_path, max_num_batched_tokens=1024)
+    requests = make_greedy_requests(seed=12)
+    expected = run_all(load("cpu"), requests)
+    distances = []
+    for cuda_graphs in (False, True):
+        engine = load(dtype="bfloat16", cuda_graphs=cuda_graphs, prefix_caching=False)
+        # alone, so that each prompt is a step of its own, and all at once
+        outputs = {}
+        for request in requests:
+            outputs |= run_all(engine, [request])
+        distances.append([answer_differences(expected, found)[0] for found in (outputs, run_all(engine, requests))])
+
+    assert len(requests) + 1 == len(replayed)
+    assert all(with_graphs < 2 * without for without, with_graphs in zip(*distances, strict=True))
 
 
 def test_answers_in_a_grammar_are_those_of_the_cpu(load: Load) -> None:

@@ -2,16 +2,16 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from engine.block_manager import BlockManager
 from engine.config import PolicyName
 from engine.cuda.cascade import CascadeGate
 from engine.cuda.kv_cache import CudaKVCache
 from engine.cuda.model_runner import CudaModelRunner
-from engine.cuda.prefill_graphs import PrefillGraphs
+from engine.cuda.prefill_graphs import PrefillGraphs, PrefillShape
 from engine.kv_cache import CacheShape, KVCache
 from engine.llm_engine import LLMEngine
 from engine.model.loader import load_model
@@ -46,11 +46,13 @@ class RunAnew(PrefillGraphs):
     What graphs hold, without a device that records: over the same buffers, run again for each step.
     """
 
-    num_replays = 0
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.replayed: list[PrefillShape] = []
 
-    def _replayed(self, size: int) -> Tensor:
-        self.num_replays += 1
-        return self._run(size)
+    def _replay(self, shape: PrefillShape) -> None:
+        self.replayed.append(shape)
+        self._run(shape)
 
 
 def make_engine(
@@ -69,7 +71,7 @@ def make_engine(
     cascade: CascadeGate | None = None,
     fp8: bool = False,
     prefix_caching: bool = True,
-    prefill_sizes: Sequence[int] = (),
+    prefill_shapes: Sequence[PrefillShape] = (),
 ) -> LLMEngine:
     model, config = load_model(folder, dtype=dtype, max_model_len=max_model_len)
     shape = CacheShape(
@@ -95,8 +97,10 @@ def make_engine(
             cascade=cascade,
             make_event=Passed,
         )
-        if prefill_sizes:
-            runner.prefill_graphs = RunAnew(runner._forward, runner.state.inputs, runner.windows, prefill_sizes)
+        if prefill_shapes:
+            # as `prefill_shapes` has them: none is larger than a step may be
+            shapes = [shape for shape in prefill_shapes if shape.tokens <= budget]
+            runner.prefill_graphs = RunAnew(runner._forward, runner.state.inputs, runner.windows, shapes)
     else:
         runner = ModelRunner(model, KVCache(shape), sampler, state)
     return LLMEngine(
