@@ -48,7 +48,7 @@ KINDS = (
 GRAPHS = (
     (),
     (PrefillShape(4, 4, 2), PrefillShape(12, 12, 2)),
-    (PrefillShape(16, 16, 1), PrefillShape(40, 9, 5), PrefillShape(40, 40, 2), PrefillShape(200, 17, 6)),
+    (PrefillShape(16, 16, 1), PrefillShape(40, 9, 5), PrefillShape(40, 40, 2), PrefillShape(200, 70, 6)),
 )
 PROMPT_LENGTHS = (1, 2, 3, 4, 5, 8, 9, 15, 16, 17, 33, 70, MAX_MODEL_LEN - 1)
 
