@@ -33,6 +33,7 @@ SIGNATURE = {
     "scale_block_stride": "i32:16",
     "scale_head_stride": "i32:16",
     "table_stride": "i32",
+    "turn_stride": "i32:16",
 }
 
 
@@ -43,10 +44,11 @@ def compile_decode(
     split: bool = False,
     softcap: bool = False,
     prefix_rows: int = 0,
+    newest: bool = False,
+    group_size: int = 4,
     **config: int,
 ) -> Compiled:
     """With the configuration that untuned GPUs get, but for what is given."""
-    group_size = 4
     name = str(dtype).removeprefix("torch.")
     chosen = tuned("decode_attention", head_dim=head_dim, group_size=group_size, dtype=name) | config
     query = torch.empty(1, 2 * group_size, head_dim, dtype=dtype if dtype.itemsize > 1 else torch.bfloat16)
@@ -71,6 +73,12 @@ def compile_decode(
         signature |= prefixes
     else:
         fixed |= dict.fromkeys(prefixes)
+    fresh = dict.fromkeys(("new_key", "new_value"), TYPES[query.dtype])
+    fresh |= {"slot_mapping": "*i64", "cos": "*fp32", "sin": "*fp32"}
+    if newest:
+        signature |= fresh
+    else:
+        fixed |= dict.fromkeys(fresh) | {"turn_stride": 0}
     if dtype.itemsize > 1:
         fixed["kv_scales"] = None
     return compile_sm90(

@@ -1,0 +1,106 @@
+"""
+Decode attention that rotates queries, and rotates and stores the newest keys, itself.
+
+Beside prompts, or where more than a rotation is to be done, `kernels.rope` does it in a launch of its own.
+"""
+
+from dataclasses import dataclass
+from typing import TypeGuard
+
+import torch
+from torch import Tensor
+
+from kernels.decode_attention import DecodePlan, PagedDecode, decode_attention
+from kernels.rope import HeadNorms, rope_and_store
+
+# of a head: the fewest that a product of matrices takes, so that none is padding
+MIN_HEAD_DIM = 16
+
+
+@dataclass(frozen=True, slots=True)
+class NewestTokens:
+    """
+    What decode attention is given of tokens that are not in the cache yet.
+
+    Args:
+        key, value: [num_seqs, num_kv_heads, head_dim], of the rows that the queries are of.
+        rotation, slot_mapping: As `kernels.rope.rope_and_store` gets them.
+    """
+
+    key: Tensor
+    value: Tensor
+    rotation: tuple[Tensor, Tensor]
+    slot_mapping: Tensor
+
+
+def rotates_inside(
+    plan: DecodePlan | PagedDecode, kv_cache: Tensor, dtype: torch.dtype, rotary_dim: int, norms: HeadNorms | None
+) -> TypeGuard[PagedDecode]:
+    """
+    Whether `rotate_and_attend` can do a layer of a step that has decodes alone.
+
+    Where it cannot: heads that are normed, turned in a part or padded; a cache that rounds; prefixes that are
+    attended before, which takes queries that are rotated already; and on a CPU.
+
+    Args:
+        dtype: Of queries, keys and values.
+        norms: What the heads are normed with before they are rotated.
+    """
+    head_dim = kv_cache.shape[4]
+    return (
+        isinstance(plan, PagedDecode)
+        and plan.cascade is None
+        and norms is None
+        and kv_cache.dtype == dtype
+        and rotary_dim == head_dim >= MIN_HEAD_DIM
+        and head_dim.bit_count() == 1
+    )
+
+
+def rotate_and_attend(
+    qkv: Tensor,
+    rotation: tuple[Tensor, Tensor],
+    slot_mapping: Tensor,
+    kv_cache: Tensor,
+    plan: PagedDecode,
+    num_heads: int,
+    scale: float,
+    *,
+    softcap: float = 0.0,
+) -> Tensor:
+    """
+    Write each sequence's newest key and value to its slot, and attend to what it then has in the cache.
+
+    Args:
+        qkv: [num_seqs, (num_heads + 2 * num_kv_heads) * head_dim]; means nothing afterwards.
+        rotation: Two of [num_seqs, 1, head_dim] float32; with `slot_mapping`, as `rope_and_store` gets them.
+        slot_mapping: [num_seqs] int64, of each sequence's last token; -1 writes nothing.
+        plan, scale, softcap: As `decode_attention` gets them; `rotates_inside` says for which plans.
+
+    Returns:
+        [num_seqs, num_heads, head_dim], contiguous.
+    """
+    if qkv.is_cuda:
+        from kernels.cuda.decode_attention import decode_attention_triton
+
+        num_kv_heads = kv_cache.shape[2]
+        heads = qkv.view(len(qkv), num_heads + 2 * num_kv_heads, -1)
+        query, key, value = heads.tensor_split((num_heads, num_heads + num_kv_heads), dim=1)
+        newest = NewestTokens(key, value, rotation, slot_mapping)
+        return decode_attention_triton(query, kv_cache, plan, scale, softcap=softcap, newest=newest)
+    return rotate_and_attend_reference(qkv, rotation, slot_mapping, kv_cache, plan, num_heads, scale, softcap=softcap)
+
+
+def rotate_and_attend_reference(
+    qkv: Tensor,
+    rotation: tuple[Tensor, Tensor],
+    slot_mapping: Tensor,
+    kv_cache: Tensor,
+    plan: PagedDecode,
+    num_heads: int,
+    scale: float,
+    *,
+    softcap: float = 0.0,
+) -> Tensor:
+    query, _, _ = rope_and_store(qkv, rotation, slot_mapping, kv_cache, num_heads)
+    return decode_attention(query, kv_cache, plan, scale, softcap=softcap)
