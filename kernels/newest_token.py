@@ -20,15 +20,14 @@ MIN_HEAD_DIM = 16
 @dataclass(frozen=True, slots=True)
 class NewestTokens:
     """
-    What decode attention is given of tokens that are not in the cache yet.
+    What decode attention is given of tokens that are not in the cache yet, beside their queries.
+
+    Their keys and values lie behind the queries, in the same rows.
 
     Args:
-        key, value: [num_seqs, num_kv_heads, head_dim], of the rows that the queries are of.
         rotation, slot_mapping: As `kernels.rope.rope_and_store` gets them.
     """
 
-    key: Tensor
-    value: Tensor
     rotation: tuple[Tensor, Tensor]
     slot_mapping: Tensor
 
@@ -83,10 +82,8 @@ def rotate_and_attend(
     if qkv.is_cuda:
         from kernels.cuda.decode_attention import decode_attention_triton
 
-        num_kv_heads = kv_cache.shape[2]
-        heads = qkv.view(len(qkv), num_heads + 2 * num_kv_heads, -1)
-        query, key, value = heads.tensor_split((num_heads, num_heads + num_kv_heads), dim=1)
-        newest = NewestTokens(key, value, rotation, slot_mapping)
+        query = qkv.view(len(qkv), -1, kv_cache.shape[4])[:, :num_heads]
+        newest = NewestTokens(rotation, slot_mapping)
         return decode_attention_triton(query, kv_cache, plan, scale, softcap=softcap, newest=newest)
     return rotate_and_attend_reference(qkv, rotation, slot_mapping, kv_cache, plan, num_heads, scale, softcap=softcap)
 

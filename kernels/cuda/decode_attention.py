@@ -21,7 +21,7 @@ from torch import Tensor
 
 from kernels.configs import tuned
 from kernels.cuda.early import let_next_start, starts_early, wait_for_previous
-from kernels.cuda.newest_token import begin_with_newest, slot_of_newest, turned
+from kernels.cuda.newest_token import begin_with_newest, rotated_heads, slot_of_newest
 from kernels.cuda.softmax_parts import LOWEST, join_last, met, store_result
 from kernels.decode_attention import PagedDecode
 from kernels.decode_parts import PART_SHIFT as _PART_SHIFT
@@ -106,7 +106,7 @@ def launch(
         *scales.stride()[:3],
         plan.block_tables.stride(0),
         *_prefix_of(plan),
-        *_newest_of(newest, query),
+        *_newest_of(newest),
         **constants(query, kv_cache, config),
         HEADS=heads,
         SOFTCAP=softcap > 0,
@@ -132,14 +132,13 @@ def _prefix_of(plan: PagedDecode) -> tuple[Tensor | None, ...]:
     return (None, None, None) if cascade is None else (cascade.rows, cascade.outputs, cascade.lses)
 
 
-def _newest_of(newest: NewestTokens | None, query: Tensor) -> tuple[Tensor | int | None, ...]:
+def _newest_of(newest: NewestTokens | None) -> tuple[Tensor | int | None, ...]:
     if newest is None:
-        return (None,) * 5 + (0,)
+        return None, None, None, 0
     cos, sin = newest.rotation
-    assert query.stride() == newest.key.stride() == newest.value.stride(), "heads must be of the same rows"
     assert cos.stride() == sin.stride()
     assert cos.stride(2) == 1
-    return newest.key, newest.value, newest.slot_mapping, cos, sin, cos.stride(0)
+    return newest.slot_mapping, cos, sin, cos.stride(0)
 
 
 def constants(query: Tensor, kv_cache: Tensor, config: dict[str, int]) -> dict[str, Any]:
@@ -194,8 +193,6 @@ def _decode_kernel(
     prefix_rows,
     prefix_outputs,
     prefix_lses,
-    new_key,
-    new_value,
     slot_mapping,
     cos,
     sin,
@@ -236,10 +233,12 @@ def _decode_kernel(
 
     heads, offsets = _streams(first_head, TILE, HEADS, SLICES)
     dims = tl.arange(0, BLOCK_D)
-    asked, turn = seq.to(tl.int64) * query_seq_stride, seq.to(tl.int64) * turn_stride
-    q = _queries(
-        query + asked, heads, query_head_stride, cos, sin, turn, GROUP_SIZE, HEAD_DIM, BLOCK_M, BLOCK_D, DOT_DTYPE
-    )
+    asked = query + seq.to(tl.int64) * query_seq_stride
+    if slot_mapping is None:
+        q = _queries(asked, heads, query_head_stride, GROUP_SIZE, HEAD_DIM, BLOCK_M, BLOCK_D, DOT_DTYPE)
+    else:
+        turn = seq.to(tl.int64) * turn_stride
+        q = rotated_heads(asked, heads, query_head_stride, cos + turn, sin + turn, GROUP_SIZE, HEAD_DIM, BLOCK_M, HEADS)
 
     highest = tl.full(q.shape[:-1], LOWEST, tl.float32)
     total = tl.zeros(q.shape[:-1], tl.float32)
@@ -251,14 +250,13 @@ def _decode_kernel(
         )  # fmt: skip
         if SCALED:
             acc *= VALUE_GAIN
-    if new_key is not None:
+    if slot_mapping is not None:
         slot = slot_of_newest(slot_mapping, seq, start, stop, part == num_parts - 1)
         highest, total, acc = begin_with_newest(
-            q, new_key + asked, new_value + asked, query_head_stride, cos + turn, sin + turn, heads,
-            kv_cache + heads * cache_head_stride, cache_half_stride, cache_block_stride, cache_token_stride,
-            slot, scale, softcap, HEAD_DIM, BLOCK_SIZE, HEADS, SLICES, SOFTCAP,
+            q, heads, kv_cache, cache_half_stride, cache_block_stride, cache_head_stride, cache_token_stride,
+            slot, scale, softcap, GROUP_SIZE, BLOCK_SIZE, HEADS, SLICES, SOFTCAP, PRECISION,
         )  # fmt: skip
-        # what is behind it in the cache
+        # the others are in the cache
         stop -= (slot >= 0).to(tl.int32)
     for begin in range(start, stop, STEP):
         positions = begin + offsets
@@ -343,18 +341,18 @@ def _streams(first_head, TILE: tl.constexpr, HEADS: tl.constexpr, SLICES: tl.con
 
 @triton.jit
 def _queries(
-    query, heads, head_stride, cos, sin, turn,
+    query, heads, head_stride,
     GROUP_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
     DOT_DTYPE: tl.constexpr,
 ):  # fmt: skip
-    """A sequence's queries of each stream's KV head, in the dtype of products, turned where an angle is given."""
+    """A sequence's queries of each stream's KV head, in the dtype of products."""
     rows = tl.arange(0, BLOCK_M)
     dims = tl.arange(0, BLOCK_D)
-    asked = query + tl.expand_dims(heads * GROUP_SIZE + rows, -1) * head_stride
-    mask = (rows < GROUP_SIZE)[:, None]
-    if cos is not None:
-        return turned(asked, mask, cos + turn, sin + turn, HEAD_DIM)
-    q = tl.load(asked + dims, mask=mask & (dims < HEAD_DIM)[None, :], other=0.0)
+    q = tl.load(
+        query + tl.expand_dims(heads * GROUP_SIZE + rows, -1) * head_stride + dims,
+        mask=(rows < GROUP_SIZE)[:, None] & (dims < HEAD_DIM)[None, :],
+        other=0.0,
+    )
     if q.dtype != DOT_DTYPE:
         q = tl.minimum(tl.maximum(q.to(tl.float32), -LARGEST_HALF), LARGEST_HALF)
     return q.to(DOT_DTYPE)

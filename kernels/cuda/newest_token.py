@@ -1,8 +1,9 @@
 """
 The newest token of a decode, where attention rotates and stores it itself: device functions.
 
-It is attended from registers, as what the running softmax begins with. Nobody waits for its key to come back
-from the cache, where no program of the same launch looks for it.
+The key and the value are two more rows of the tile of queries, so that all are rotated at once. The token is
+attended as what the running softmax begins with, by products of that tile with itself. Its place in the cache
+is for later steps: no program of the same launch reads it there.
 """
 
 import triton
@@ -12,21 +13,34 @@ from kernels.cuda.softmax_parts import LOWEST
 
 
 @triton.jit
-def turned(heads, mask, cos, sin, HEAD_DIM: tl.constexpr):
+def rotated_heads(
+    qkv, heads, head_stride, cos, sin, GROUP_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr,
+    HEADS: tl.constexpr,
+):  # fmt: skip
     """
-    Heads turned by one token's angles, with the bits that `kernels.cuda.rope` gives them.
+    A token's queries of each stream's KV head, then its key, then its value; the rows behind them are zeros.
+
+    They have the bits that `kernels.cuda.rope` gives them.
 
     Args:
-        heads: Pointers to their first elements, 1 the last of their dimensions.
-        mask: Broadcasts to the elements; None is all.
-        cos, sin: Pointers to the token's.
+        qkv, cos, sin: Pointers to the token's row, and to its cosines and sines.
+        heads: The KV head of each stream.
     """
+    rows = tl.arange(0, BLOCK_M)
     dims = tl.arange(0, HEAD_DIM)
-    # the other element of each pair; a sine has the sign that it takes
-    pairs = (dims + HEAD_DIM // 2) % HEAD_DIM
-    x = tl.load(heads + dims, mask=mask)
-    y = tl.load(heads + pairs, mask=mask)
-    angle, lift = tl.load(cos + dims), tl.load(sin + dims)
+    num_kv_heads = tl.num_programs(0) * HEADS
+    # keys lie behind all queries, and values behind all keys
+    behind = num_kv_heads * rows
+    places = tl.where(rows < GROUP_SIZE, heads * GROUP_SIZE + rows, behind + heads)
+    source = qkv + tl.expand_dims(places, -1) * head_stride
+    mask = (rows < GROUP_SIZE + 2)[:, None]
+    x = tl.load(source + dims, mask=mask, other=0.0)
+    # the other element of each pair
+    y = tl.load(source + (dims + HEAD_DIM // 2) % HEAD_DIM, mask=mask, other=0.0)
+    # a value turns by no angle; sines have the signs that they take
+    turns = (rows <= GROUP_SIZE)[:, None]
+    angle = tl.where(turns, tl.load(cos + dims)[None, :], 1.0)
+    lift = tl.where(turns, tl.load(sin + dims)[None, :], 0.0)
     return tl.fma(y.to(tl.float32), lift, x.to(tl.float32) * angle).to(x.dtype)
 
 
@@ -38,41 +52,42 @@ def slot_of_newest(slot_mapping, seq, start, stop, is_last):
 
 @triton.jit
 def begin_with_newest(
-    q, key, value, head_stride, cos, sin, heads, kv_cache, half_stride, block_stride, token_stride,
-    slot, scale, softcap,
-    HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEADS: tl.constexpr, SLICES: tl.constexpr, SOFTCAP: tl.constexpr,
+    tile, heads, kv_cache, half_stride, block_stride, head_stride, token_stride, slot, scale, softcap,
+    GROUP_SIZE: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEADS: tl.constexpr, SLICES: tl.constexpr,
+    SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """
     Store the newest token, and begin the running softmax of its sequence with it.
 
     Args:
-        q: [BLOCK_M, HEAD_DIM] of a stream, or [streams, BLOCK_M, HEAD_DIM].
-        key, value: Pointers to the token's first heads, neither turned nor stored.
-        heads: The KV head of each stream.
-        kv_cache: Pointers to these heads in the first block.
+        tile: As `rotated_heads` gives it, [BLOCK_M, HEAD_DIM] or [streams, BLOCK_M, HEAD_DIM].
         slot: -1 stores nothing, and begins with nothing.
 
     Returns:
-        Maxima, sums and outputs of the rows.
+        Maxima, sums and outputs of the rows; those of rows that are no queries mean nothing.
     """
-    places = tl.expand_dims(heads * head_stride, -1)
-    dims = tl.arange(0, HEAD_DIM)
-    k = turned(key + places, None, cos, sin, HEAD_DIM)
-    v = tl.load(value + places + dims)
+    BLOCK_M: tl.constexpr = tile.shape[-2]
+    rows = tl.arange(0, BLOCK_M)
     fresh = slot >= 0
     if SLICES > 1:
         # the first slice of each head
         fresh = (tl.arange(0, HEADS * SLICES) < HEADS)[:, None] & fresh
-    target = kv_cache + (slot // BLOCK_SIZE * block_stride + slot % BLOCK_SIZE * token_stride)
-    target = tl.expand_dims(target, -1) + dims
-    stored = tl.expand_dims(fresh, -1) if SLICES > 1 else fresh
-    tl.store(target, k, mask=stored)
-    tl.store(target + half_stride, v, mask=stored)
+    places = slot // BLOCK_SIZE * block_stride + slot % BLOCK_SIZE * token_stride
+    places += heads * head_stride + (rows - GROUP_SIZE) * half_stride
+    stored = fresh & (rows >= GROUP_SIZE) & (rows < GROUP_SIZE + 2)
+    target = kv_cache + tl.expand_dims(places, -1) + tl.arange(0, tile.shape[-1])
+    tl.store(target, tile, mask=tl.expand_dims(stored, -1))
 
-    scores = tl.sum(q.to(tl.float32) * k.to(tl.float32), -1) * scale
+    turned = tl.trans(tile) if len(tile.shape) == 2 else tl.permute(tile, 0, 2, 1)
+    products = tl.dot(tile, turned, input_precision=PRECISION)
+    scores = tl.sum(tl.where(rows == GROUP_SIZE, products, 0.0), -1) * scale
     if SOFTCAP:
         scores = softcap - 2.0 * softcap / (tl.exp2(scores) + 1.0)
     highest = tl.where(fresh, scores, LOWEST)
     total = tl.where(fresh, tl.full(scores.shape, 1.0, tl.float32), 0.0)
-    acc = tl.where(stored, tl.broadcast_to(v.to(tl.float32), q.shape), 0.0)
+    # the value times one, and all else times zero
+    weights = tl.where(
+        tl.expand_dims(fresh & (rows == GROUP_SIZE + 1), -2), tl.full(products.shape, 1.0, tl.float32), 0.0
+    )
+    acc = tl.dot(weights.to(tile.dtype), tile, input_precision=PRECISION)
     return highest, total, acc

@@ -35,12 +35,10 @@ class NewestCase:
         """A copy of the rows, and what else stands before the plan, with another cache."""
         return self.qkv.clone(), self.rotation, self.slot_mapping, kv_cache
 
-    def heads(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Query, key and value: views of the rows."""
-        num_kv_heads = self.kv_cache.shape[2]
-        heads = self.qkv.view(len(self.qkv), self.num_heads + 2 * num_kv_heads, -1)
-        query, key, value = heads.tensor_split((self.num_heads, self.num_heads + num_kv_heads), dim=1)
-        return query, key, value
+    @property
+    def query(self) -> Tensor:
+        """The queries, where they lie in the rows."""
+        return self.qkv.view(len(self.qkv), -1, self.kv_cache.shape[4])[:, : self.num_heads]
 
 
 def newest_case(

@@ -73,8 +73,7 @@ def compile_decode(
         signature |= prefixes
     else:
         fixed |= dict.fromkeys(prefixes)
-    fresh = dict.fromkeys(("new_key", "new_value"), TYPES[query.dtype])
-    fresh |= {"slot_mapping": "*i64", "cos": "*fp32", "sin": "*fp32"}
+    fresh = {"slot_mapping": "*i64", "cos": "*fp32", "sin": "*fp32"}
     if newest:
         signature |= fresh
     else:

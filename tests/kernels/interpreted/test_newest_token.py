@@ -37,9 +37,8 @@ GRID: dict[str, list[Any]] = {
 def attend(case: NewestCase, plan: PagedDecode, streams: tuple[int, int, int], softcap: float = 0.0) -> Tensor:
     tile, slices, heads = streams
     config = {"tile": tile, "slices": slices, "heads": heads, "warps": 4, "stages": 3}
-    query, key, value = case.heads()
-    newest = NewestTokens(key, value, case.rotation, case.slot_mapping)
-    return launch(query, case.kv_cache, plan, case.scale, softcap, None, config, newest=newest)
+    newest = NewestTokens(case.rotation, case.slot_mapping)
+    return launch(case.query, case.kv_cache, plan, case.scale, softcap, None, config, newest=newest)
 
 
 def check(values: dict[str, Any]) -> None:
