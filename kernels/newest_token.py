@@ -13,8 +13,10 @@ from torch import Tensor
 from kernels.decode_attention import DecodePlan, PagedDecode, decode_attention
 from kernels.rope import HeadNorms, rope_and_store
 
-# of a head: the fewest that a product of matrices takes, so that none is padding
-MIN_HEAD_DIM = 16
+# the least that a product of matrices takes of each dimension: of a head's elements none may be padding
+LEAST_DIM = 16
+# of one KV head: its key and its value are rows of the same tile
+MOST_QUERIES = LEAST_DIM - 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,26 +35,33 @@ class NewestTokens:
 
 
 def rotates_inside(
-    plan: DecodePlan | PagedDecode, kv_cache: Tensor, dtype: torch.dtype, rotary_dim: int, norms: HeadNorms | None
+    plan: DecodePlan | PagedDecode,
+    kv_cache: Tensor,
+    dtype: torch.dtype,
+    num_heads: int,
+    rotary_dim: int,
+    norms: HeadNorms | None,
 ) -> TypeGuard[PagedDecode]:
     """
     Whether `rotate_and_attend` can do a layer of a step that has decodes alone.
 
-    Where it cannot: heads that are normed, turned in a part or padded; a cache that rounds; prefixes that are
-    attended before, which takes queries that are rotated already; and on a CPU.
+    It cannot where heads are normed, turned in a part or padded, where the cache rounds, where prefixes are
+    attended before, which takes queries that are rotated, and on a CPU.
 
     Args:
         dtype: Of queries, keys and values.
-        norms: What the heads are normed with before they are rotated.
+        num_heads: Query heads.
+        norms: What heads are normed with before they are rotated.
     """
-    head_dim = kv_cache.shape[4]
+    _, _, num_kv_heads, _, head_dim = kv_cache.shape
     return (
         isinstance(plan, PagedDecode)
         and plan.cascade is None
         and norms is None
         and kv_cache.dtype == dtype
-        and rotary_dim == head_dim >= MIN_HEAD_DIM
+        and rotary_dim == head_dim >= LEAST_DIM
         and head_dim.bit_count() == 1
+        and num_heads <= MOST_QUERIES * num_kv_heads
     )
 
 

@@ -58,7 +58,8 @@ class Attention:
         """
         qkv = self.qkv.forward(hidden)
         plan = None if batch.prefill else batch.decode[self.window]
-        if plan is not None and rotates_inside(plan, kv_cache, qkv.dtype, rotation[0].shape[2], self.norms):
+        rotary_dim = rotation[0].shape[2]
+        if plan is not None and rotates_inside(plan, kv_cache, qkv.dtype, self.num_heads, rotary_dim, self.norms):
             attended = rotate_and_attend(qkv, rotation, batch.slot_mapping, kv_cache, plan, self.num_heads, self.scale)
         else:
             attended = self._rotate_then_attend(qkv, batch, rotation, kv_cache, kv_scales)

@@ -237,6 +237,7 @@ def _decode_kernel(
     if slot_mapping is None:
         q = _queries(asked, heads, query_head_stride, GROUP_SIZE, HEAD_DIM, BLOCK_M, BLOCK_D, DOT_DTYPE)
     else:
+        slot = slot_of_newest(slot_mapping, seq, start, stop, part == num_parts - 1)
         turn = seq.to(tl.int64) * turn_stride
         q = rotated_heads(asked, heads, query_head_stride, cos + turn, sin + turn, GROUP_SIZE, HEAD_DIM, BLOCK_M, HEADS)
 
@@ -251,7 +252,6 @@ def _decode_kernel(
         if SCALED:
             acc *= VALUE_GAIN
     if slot_mapping is not None:
-        slot = slot_of_newest(slot_mapping, seq, start, stop, part == num_parts - 1)
         highest, total, acc = begin_with_newest(
             q, heads, kv_cache, cache_half_stride, cache_block_stride, cache_head_stride, cache_token_stride,
             slot, scale, softcap, GROUP_SIZE, BLOCK_SIZE, HEADS, SLICES, SOFTCAP, PRECISION,

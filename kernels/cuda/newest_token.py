@@ -34,13 +34,15 @@ def rotated_heads(
     places = tl.where(rows < GROUP_SIZE, heads * GROUP_SIZE + rows, behind + heads)
     source = qkv + tl.expand_dims(places, -1) * head_stride
     mask = (rows < GROUP_SIZE + 2)[:, None]
+    # all loads before what waits for any of them
     x = tl.load(source + dims, mask=mask, other=0.0)
     # the other element of each pair
     y = tl.load(source + (dims + HEAD_DIM // 2) % HEAD_DIM, mask=mask, other=0.0)
+    angle, lift = tl.load(cos + dims), tl.load(sin + dims)
     # a value turns by no angle; sines have the signs that they take
     turns = (rows <= GROUP_SIZE)[:, None]
-    angle = tl.where(turns, tl.load(cos + dims)[None, :], 1.0)
-    lift = tl.where(turns, tl.load(sin + dims)[None, :], 0.0)
+    angle = tl.where(turns, angle[None, :], 1.0)
+    lift = tl.where(turns, lift[None, :], 0.0)
     return tl.fma(y.to(tl.float32), lift, x.to(tl.float32) * angle).to(x.dtype)
 
 
@@ -83,11 +85,11 @@ def begin_with_newest(
     scores = tl.sum(tl.where(rows == GROUP_SIZE, products, 0.0), -1) * scale
     if SOFTCAP:
         scores = softcap - 2.0 * softcap / (tl.exp2(scores) + 1.0)
-    highest = tl.where(fresh, scores, LOWEST)
-    total = tl.where(fresh, tl.full(scores.shape, 1.0, tl.float32), 0.0)
-    # the value times one, and all else times zero
-    weights = tl.where(
-        tl.expand_dims(fresh & (rows == GROUP_SIZE + 1), -2), tl.full(products.shape, 1.0, tl.float32), 0.0
-    )
+    # so low that its weight is zero beside nothing at all
+    scores = tl.where(fresh, scores, 2.0 * LOWEST)
+    highest = tl.maximum(scores, LOWEST)
+    total = tl.exp2(scores - highest)
+    # the value times that, and all else times zero
+    weights = tl.where(rows == GROUP_SIZE + 1, tl.expand_dims(total, -1), 0.0)
     acc = tl.dot(weights.to(tile.dtype), tile, input_precision=PRECISION)
     return highest, total, acc
