@@ -152,12 +152,15 @@ class CudaModelRunner:
 
     @torch.inference_mode()
     def try_decode(self, num_rows: int) -> None:
-        """Run a decode batch of padding alone."""
+        """Run a decode batch of padding, alone and beside a prompt."""
         self._fill_with_padding()
         for sampling in Sampling:
             self._decode_rows(num_rows, sampling, False)
         if self.cascade:
             self._decode_rows(num_rows, Sampling.GREEDY, True)
+        # other kernels rotate and attend it there, and few rows start early
+        for count in (1, num_rows):
+            self._try_prefill(1, 1, num_decodes=count)
 
     def _fill_with_padding(self) -> None:
         # nothing of a capture, or of the trial before it, is kept
@@ -177,16 +180,17 @@ class CudaModelRunner:
         join_slots(self.state.rows, join)
         scatter(self.state.rows.num_computed, join[:, 0].clone(), join[:, 1].clone())
 
-    def _try_prefill(self, num_tokens: int, length: int) -> Tensor:
-        inputs = self.state.inputs.rows(num_tokens)
+    def _try_prefill(self, num_tokens: int, length: int, num_decodes: int = 0) -> Tensor:
+        inputs = self.state.inputs.rows(num_decodes + num_tokens)
         inputs.positions.zero_()
         inputs.slot_mapping.fill_(-1)
+        decode = self._begin_rows(num_decodes, inputs, self._transfers.numbers, False)
         num_fresh = max(1, num_tokens - 1)
         fresh = self._trial_part(num_fresh, min(num_fresh, length), num_prefix=0)
         # the last token stands behind a prefix
         behind = (self._trial_part(1, 1, num_prefix=max(1, length - 1)),) if num_tokens > 1 else ()
         plans = {window: VarlenPrefill(window=window, fresh=fresh, behind=behind) for window in self.windows}
-        return self._forward(self._batch(inputs, 0, {}, plans))
+        return self._forward(self._batch(inputs, num_decodes, decode, plans))
 
     def _try_sampling(self, hidden: Tensor) -> None:
         """Sample rows with all there is to sampling, as the padding slot, which is left as it was."""
@@ -291,6 +295,15 @@ class CudaModelRunner:
         else:
             self._pick(logits, slots, self._transfers.token_ids[:count], sampling)
 
+    def _begin_rows(
+        self, count: int, inputs: DecodeInputs, sent: Tensor, cascade: bool
+    ) -> dict[int | None, PagedDecode]:
+        """The first rows of a step of both kinds, if any are decodes."""
+        if not count:
+            return {}
+        slots = self._begin_decode(count, inputs.rows(count), sent)
+        return self._plan_decodes(slots, inputs.rows(count), sent, cascade)
+
     def _begin_decode(self, count: int, inputs: DecodeInputs, sent: Tensor) -> Tensor:
         slots, start = sent[:count], self._packer.fresh_start
         begin_decode(self.state.rows, slots, sent[start : start + count], inputs, self.block_size)
@@ -324,11 +337,7 @@ class CudaModelRunner:
         if graphs is not None and (size := graphs.size_for(prefill)) is not None:
             return graphs.replay(size, prefill, sent)
         inputs = self.state.inputs.rows(count + prefill.num_tokens)
-        decode: dict[int | None, PagedDecode] = {}
-        if count:
-            decodes = inputs.rows(count)
-            slots = self._begin_decode(count, decodes, sent)
-            decode = self._plan_decodes(slots, decodes, sent, cascade)
+        decode = self._begin_rows(count, inputs, sent, cascade)
         inputs.input_ids[count:].copy_(sent[prefill.input_ids.place])
         inputs.positions[count:].copy_(sent[prefill.positions.place])
         inputs.slot_mapping[count:].copy_(sent[prefill.slot_mapping.place])

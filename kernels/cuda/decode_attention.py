@@ -22,7 +22,7 @@ from torch import Tensor
 from kernels.configs import tuned
 from kernels.cuda.early import let_next_start, starts_early, wait_for_previous
 from kernels.cuda.newest_token import begin_with_newest, rotated_heads, slot_of_newest
-from kernels.cuda.softmax_parts import LOWEST, join_last, met, store_result
+from kernels.cuda.softmax_parts import LOWEST, deliver, met
 from kernels.decode_attention import PagedDecode
 from kernels.decode_parts import PART_SHIFT as _PART_SHIFT
 from kernels.decode_parts import DecodeParts
@@ -266,12 +266,7 @@ def _decode_kernel(
         blocks = tl.load(table + positions // BLOCK_SIZE).to(tl.int64)
         places = blocks * cache_block_stride + heads * cache_head_stride + positions % BLOCK_SIZE * cache_token_stride
         tokens = kv_cache + tl.expand_dims(places, -1) + dims
-        if BLOCK_D == HEAD_DIM:
-            k = tl.load(tokens)
-            v = tl.load(tokens + cache_half_stride)
-        else:
-            k = tl.load(tokens, mask=dims < HEAD_DIM, other=0.0)
-            v = tl.load(tokens + cache_half_stride, mask=dims < HEAD_DIM, other=0.0)
+        k, v = _keys_values(tokens, cache_half_stride, HEAD_DIM, BLOCK_D)
 
         scores = tl.dot(q, _transposed(k.to(DOT_DTYPE)), input_precision=PRECISION) * scale
         if SCALED:
@@ -292,18 +287,10 @@ def _decode_kernel(
     if SCALED:
         acc *= 1.0 / VALUE_GAIN
     total, highest, acc = met(highest, total, acc, BLOCK_M, BLOCK_D, HEADS, SLICES)
-    if SPLIT and num_parts > 1:
-        place = tl.program_id(1)
-        store_result(
-            part_outputs, part_lses, place, highest, total, acc, GROUP_SIZE, HEAD_DIM, BLOCK_M, BLOCK_D, HEADS, True
-        )
-        counter = arrivals + seq * tl.num_programs(0) + tl.program_id(0)
-        join_last(
-            out, part_outputs, part_lses, counter, seq, first_item, num_parts,
-            GROUP_SIZE, HEAD_DIM, BLOCK_G, BLOCK_D, HEADS,
-        )  # fmt: skip
-    else:
-        store_result(out, None, seq, highest, total, acc, GROUP_SIZE, HEAD_DIM, BLOCK_M, BLOCK_D, HEADS, False)
+    deliver(
+        out, part_outputs, part_lses, arrivals, seq, first_item, num_parts, highest, total, acc,
+        GROUP_SIZE, HEAD_DIM, BLOCK_M, BLOCK_G, BLOCK_D, HEADS, SPLIT,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -390,6 +377,19 @@ def _behind_prefix(
         acc = acc * tl.expand_dims(decay, -1) + found * tl.expand_dims(weights, -1)
         highest = raised
     return highest, total, acc
+
+
+@triton.jit
+def _keys_values(tokens, half_stride, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr):
+    """The keys of a tile and its values."""
+    if BLOCK_D == HEAD_DIM:
+        k = tl.load(tokens)
+        v = tl.load(tokens + half_stride)
+    else:
+        mask = tl.arange(0, BLOCK_D) < HEAD_DIM
+        k = tl.load(tokens, mask=mask, other=0.0)
+        v = tl.load(tokens + half_stride, mask=mask, other=0.0)
+    return k, v
 
 
 @triton.jit

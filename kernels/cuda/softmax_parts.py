@@ -27,6 +27,25 @@ def met(highest, total, acc, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, HEADS
 
 
 @triton.jit
+def deliver(
+    out, part_outputs, part_lses, arrivals, seq, first_item, num_parts, highest, total, acc,
+    GROUP_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_G: tl.constexpr,
+    BLOCK_D: tl.constexpr, HEADS: tl.constexpr, SPLIT: tl.constexpr,
+):  # fmt: skip
+    """Write a program's result; of a sequence in parts, the program that ends last joins them."""
+    if SPLIT and num_parts > 1:
+        place = tl.program_id(1)
+        _store(part_outputs, part_lses, place, highest, total, acc, GROUP_SIZE, HEAD_DIM, BLOCK_M, BLOCK_D, HEADS, True)
+        counter = arrivals + seq * tl.num_programs(0) + tl.program_id(0)
+        _join_last(
+            out, part_outputs, part_lses, counter, seq, first_item, num_parts,
+            GROUP_SIZE, HEAD_DIM, BLOCK_G, BLOCK_D, HEADS,
+        )  # fmt: skip
+    else:
+        _store(out, None, seq, highest, total, acc, GROUP_SIZE, HEAD_DIM, BLOCK_M, BLOCK_D, HEADS, False)
+
+
+@triton.jit
 def _rows(place, GROUP_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, HEADS: tl.constexpr):
     """For each row of a program's result its row among those of all heads at a place, and whether there is one."""
     rows = tl.arange(0, HEADS * BLOCK_M)
@@ -37,7 +56,7 @@ def _rows(place, GROUP_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, HEADS: tl.cons
 
 
 @triton.jit
-def store_result(
+def _store(
     out, lses, place, highest, total, acc,
     GROUP_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
     HEADS: tl.constexpr, PART: tl.constexpr,
@@ -52,7 +71,7 @@ def store_result(
 
 
 @triton.jit
-def join_last(
+def _join_last(
     out, part_outputs, part_lses, counter, seq, first_item, num_parts,
     GROUP_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip

@@ -1,15 +1,19 @@
 """Which layers of which steps rotate inside attention, on a CPU: references stand in for kernels."""
 
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from engine.cuda.cascade import CascadeGate
+from engine.cuda.model_runner import CudaModelRunner
 from engine.llm_engine import LLMEngine
 from engine.model import attention
+from engine.request import Request
+from engine.sampling_params import SamplingParams
+from kernels import cascade_attention
 from tests.support.answers import assert_same_answers, make_requests, run_all
 from tests.support.cuda_engine import make_engine
 from tests.support.tiny_models import save_tiny_model
@@ -20,7 +24,7 @@ INSIDE, BEFORE = "rotate_and_attend", "rope_and_store"
 
 
 @pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[tuple[str, bool]]]:
+def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[str, bool]]:
     """How often the layers called each, with rows of decodes alone and with others."""
     found: Counter[tuple[str, bool]] = Counter()
     decodes_alone = False
@@ -43,7 +47,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[tuple[str, bool]]
     monkeypatch.setattr(attention.Attention, "forward", watched)
     for name in (INSIDE, BEFORE):
         monkeypatch.setattr(attention, name, counting(name))
-    yield found
+    return found
 
 
 def engine_of(folder: Path, model: str, *, cuda: bool = True, **options: Any) -> LLMEngine:
@@ -81,13 +85,39 @@ def test_other_models_are_rotated_before(
     assert {(BEFORE, True), (BEFORE, False)} == set(calls)
 
 
-def test_steps_with_a_shared_prefix_are_rotated_before(tmp_path: Path, calls: Counter[tuple[str, bool]]) -> None:
+def test_a_shared_prefix_is_attended_by_rotated_queries(
+    tmp_path: Path, calls: Counter[tuple[str, bool]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """
-    The pass over the prefix takes rotated queries; when nobody shares one any more, attention rotates again.
+    While two share one every layer without a window rotates before; when one has left, all rotate inside again.
     """
-    request, *_ = make_requests(seed=5)
-    engine = engine_of(tmp_path, PLAIN, cascade=CascadeGate(min_seqs=2, min_tokens=16))
+    monkeypatch.setattr(cascade_attention, "MIN_CHUNK", 16)
+    prompt = np.arange(4, 44, dtype=np.int32)
+    requests = [Request(str(count), prompt, SamplingParams(max_tokens=count, ignore_eos=True)) for count in (30, 9)]
+    expected = run_all(engine_of(tmp_path, PLAIN, cuda=False), requests)
+    calls.clear()
+    engine = make_engine(tmp_path, cuda=True, cascade=CascadeGate(min_seqs=2, min_tokens=16))
+    runner = engine._runner
+    assert isinstance(runner, CudaModelRunner)
+    engine.add(requests[0])
+    # the second finds the blocks that the first has filled
+    for _ in range(3):
+        engine.step()
 
-    run_all(engine, [request])
+    actual = run_all(engine, requests[1:])
 
+    assert_same_answers(expected, actual)
     assert calls[INSIDE, True] > 0
+    assert 0 < 3 * runner.cascade.num_steps == calls[BEFORE, True]
+
+
+def test_both_ways_are_tried_before_the_first_request(tmp_path: Path, calls: Counter[tuple[str, bool]]) -> None:
+    """
+    No kernel is left to be compiled when the first prompt comes while others decode.
+    """
+    runner = engine_of(tmp_path, PLAIN)._runner
+    assert isinstance(runner, CudaModelRunner)
+
+    runner.try_decode(2)
+
+    assert {(INSIDE, True), (BEFORE, False)} == set(calls)
