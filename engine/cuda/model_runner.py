@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence as SequenceOf
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,10 +17,11 @@ from engine.cuda.graphs import DecodeGraphs, Sampling
 from engine.cuda.kv_cache import CudaKVCache
 from engine.cuda.plan import PackedPrefill, PackedStep, PrefillSections, StepPacker
 from engine.cuda.prefill_graphs import PrefillGraphs, PrefillShape
-from engine.cuda.transfer import CudaEvent, Event, HostBuffers, MakeEvent, Transfers, record_timed_event, to_host
+from engine.cuda.ticket import CudaTicket
+from engine.cuda.transfer import CudaEvent, Event, MakeEvent, Transfers, record_timed_event, to_host
 from engine.grammar import AnyText
 from engine.model.decoder import Decoder
-from engine.request import Step, StepResult, TokenLogprob
+from engine.request import Step
 from engine.sampler import LogprobRows, Sampled, Sampler
 from engine.sampling_params import Feature, SamplingParams
 from kernels.decode_attention import PagedDecode
@@ -44,35 +44,6 @@ PADDING_TOKENS = 256
 
 # rows whose logits exist at once: 512 of 128,256 in bf16 are 131 MB
 PROMPT_LOGPROB_ROWS = 512
-
-
-@dataclass(frozen=True, slots=True)
-class CudaTicket:
-    """
-    A step that the device has been given.
-
-    Args:
-        buffers: Where the tokens come, in the order of the rows that sampled; all below is on the host by then, too.
-        logprobs: What sampling gave besides tokens; None where nobody asked.
-        order: Place in `Step.sampled` of each of these; None where that is their order.
-        prompt_logprobs: Index into `Step.chunks` to what was computed of it, in pieces.
-    """
-
-    buffers: HostBuffers
-    num_sampled: int
-    logprobs: Sampled | None
-    order: NDArray[np.int64] | None
-    prompt_logprobs: dict[int, list[LogprobRows]]
-
-    def result(self) -> StepResult:
-        # a copy, as the buffers will be another step's
-        token_ids = self.buffers.wait()[: self.num_sampled].copy()
-        logprobs = self.logprobs.read_logprobs() if self.logprobs is not None else []
-        if self.order is not None:
-            token_ids = _reordered(token_ids, self.order)
-            by_place = dict(zip(self.order.tolist(), logprobs, strict=False))
-            logprobs = [by_place[place] for place in range(len(logprobs))]
-        return StepResult(token_ids, logprobs, {index: _read(found) for index, found in self.prompt_logprobs.items()})
 
 
 class CudaModelRunner:
@@ -160,12 +131,15 @@ class CudaModelRunner:
 
     @torch.inference_mode()
     def try_decode(self, num_rows: int) -> None:
-        """Run a decode batch of padding alone."""
+        """Run a decode batch of padding, alone and beside a prompt."""
         with self._padding():
             for sampling in Sampling:
                 self._decode_rows(num_rows, sampling, False)
             if self.cascade:
                 self._decode_rows(num_rows, Sampling.GREEDY, True)
+            # other kernels rotate and attend it there, and few rows start early
+            for count in (1, num_rows):
+                self._try_prefill(1, 1, num_decodes=count)
 
     def _padding(self) -> AbstractContextManager[None]:
         # nothing of a capture, or of the trial before it, is kept
@@ -185,16 +159,17 @@ class CudaModelRunner:
         join_slots(self.state.rows, join)
         scatter(self.state.rows.num_computed, join[:, 0].clone(), join[:, 1].clone())
 
-    def _try_prefill(self, num_tokens: int, length: int) -> Tensor:
-        inputs = self.state.inputs.rows(num_tokens)
+    def _try_prefill(self, num_tokens: int, length: int, num_decodes: int = 0) -> Tensor:
+        inputs = self.state.inputs.rows(num_decodes + num_tokens)
         inputs.positions.zero_()
         inputs.slot_mapping.fill_(-1)
+        decode = self._begin_rows(num_decodes, inputs, self._transfers.numbers, False)
         num_fresh = max(1, num_tokens - 1)
         fresh = self._trial_part(num_fresh, min(num_fresh, length), num_prefix=0)
         # the last token stands behind a prefix
         behind = (self._trial_part(1, 1, num_prefix=max(1, length - 1)),) if num_tokens > 1 else ()
         plans = {window: VarlenPrefill(window=window, fresh=fresh, behind=behind) for window in self.windows}
-        return self._forward(self._batch(inputs, 0, {}, plans))
+        return self._forward(self._batch(inputs, num_decodes, decode, plans))
 
     def _try_sampling(self, hidden: Tensor) -> None:
         """Sample rows with all there is to sampling, as the padding slot, which is left as it was."""
@@ -304,6 +279,16 @@ class CudaModelRunner:
         else:
             end_decode(ring, rows, slots, self._pick(logits, slots, sampling))
 
+    def _begin_rows(
+        self, count: int, inputs: DecodeInputs, sent: Tensor, cascade: bool
+    ) -> dict[int | None, PagedDecode]:
+        """The first rows of a step of both kinds, if any are decodes."""
+        if not count:
+            return {}
+        decodes, slots, start = inputs.rows(count), sent[:count], self._packer.fresh_start
+        begin_decode(self.state.rows, slots, sent[start : start + count], decodes, self.block_size)
+        return self._plan_decodes(slots, decodes, sent, cascade)
+
     def _pick(self, logits: Tensor, slots: Tensor, sampling: Sampling) -> Tensor:
         logits = logits[:, : self.sampler.vocab_size]
         if sampling is Sampling.GREEDY:
@@ -331,12 +316,7 @@ class CudaModelRunner:
         if graphs is not None and (shape := graphs.shape_for(prefill)) is not None:
             return graphs.replay(shape, prefill, sent)
         inputs = self.state.inputs.rows(count + prefill.num_tokens)
-        decode: dict[int | None, PagedDecode] = {}
-        if count:
-            decodes = inputs.rows(count)
-            slots, start = sent[:count], self._packer.fresh_start
-            begin_decode(self.state.rows, slots, sent[start : start + count], decodes, self.block_size)
-            decode = self._plan_decodes(slots, decodes, sent, cascade)
+        decode = self._begin_rows(count, inputs, sent, cascade)
         inputs.input_ids[count:].copy_(sent[prefill.input_ids.place])
         inputs.positions[count:].copy_(sent[prefill.positions.place])
         inputs.slot_mapping[count:].copy_(sent[prefill.slot_mapping.place])
@@ -432,13 +412,3 @@ class CudaModelRunner:
             sampled = Sampled(sampled.token_ids, sampled.logprobs.map(to_host))
         order = packed.prefill.order if packed.prefill is not None else None
         return CudaTicket(self._transfers.fetch(), len(packed.slots), sampled, order, prompt_logprobs)
-
-
-def _reordered(values: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.int64]:
-    out = np.empty_like(values)
-    out[places] = values
-    return out
-
-
-def _read(pieces: SequenceOf[LogprobRows]) -> list[TokenLogprob]:
-    return [entry for piece in pieces for entry in piece.read() if entry is not None]

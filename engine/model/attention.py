@@ -9,6 +9,7 @@ from engine.batch import ForwardBatch
 from engine.model.config import ModelConfig
 from engine.model.layers import Linear, NamedTensor
 from kernels.decode_attention import decode_attention
+from kernels.newest_token import rotate_and_attend, rotates_inside
 from kernels.prefill_attention import prefill_attention
 from kernels.rope import HeadNorms, rope_and_store
 
@@ -55,8 +56,20 @@ class Attention:
             kv_cache: [2, num_blocks, num_kv_heads, block_size, head_dim], of this layer.
             kv_scales: [2, num_blocks, num_kv_heads, block_size] float32, of a cache of eight bits.
         """
+        qkv = self.qkv.forward(hidden)
+        plan = None if batch.prefill else batch.decode[self.window]
+        rotary_dim = rotation[0].shape[2]
+        if plan is not None and rotates_inside(plan, kv_cache, qkv.dtype, self.num_heads, rotary_dim, self.norms):
+            attended = rotate_and_attend(qkv, rotation, batch.slot_mapping, kv_cache, plan, self.num_heads, self.scale)
+        else:
+            attended = self._rotate_then_attend(qkv, batch, rotation, kv_cache, kv_scales)
+        return self.output.forward(attended.view(len(attended), -1))
+
+    def _rotate_then_attend(
+        self, qkv: Tensor, batch: ForwardBatch, rotation: Rotation, kv_cache: Tensor, kv_scales: Tensor | None
+    ) -> Tensor:
         query, key, value = rope_and_store(
-            self.qkv.forward(hidden), rotation, batch.slot_mapping, kv_cache, self.num_heads, self.norms, kv_scales
+            qkv, rotation, batch.slot_mapping, kv_cache, self.num_heads, self.norms, kv_scales
         )
         attended = torch.empty_like(query, memory_format=torch.contiguous_format)
         split = batch.num_decodes
@@ -67,7 +80,7 @@ class Attention:
             fresh = query[split:], key[split:], value[split:]
             chunks = batch.prefill[self.window]
             prefill_attention(*fresh, kv_cache, chunks, self.scale, kv_scales=kv_scales, out=attended[split:])
-        return self.output.forward(attended.view(len(attended), -1))
+        return attended
 
     def tensors(self, prefix: str) -> Iterator[NamedTensor]:
         yield from self.qkv.tensors(prefix)

@@ -12,9 +12,10 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.cascade_attention import Cascade, CascadeLayout, cascade_config
-from kernels.cuda.decode_attention import DOT_DTYPES, LARGEST_HALF, LOG2_E, LOWEST, VALUE_GAIN
+from kernels.cuda.decode_attention import DOT_DTYPES, LARGEST_HALF, LOG2_E, VALUE_GAIN
 from kernels.cuda.early import let_next_start, starts_early, wait_for_previous
 from kernels.cuda.launching import next_power_of_2, start_kernel
+from kernels.cuda.softmax_parts import LOWEST
 
 
 def attend_prefixes_triton(

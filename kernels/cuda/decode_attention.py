@@ -21,21 +21,20 @@ from torch import Tensor
 
 from kernels.cuda.early import let_next_start, starts_early, wait_for_previous
 from kernels.cuda.launching import next_power_of_2, start_kernel
+from kernels.cuda.newest_token import begin_with_newest, rotated_heads, slot_of_newest
+from kernels.cuda.softmax_parts import LOWEST, deliver, met
 from kernels.decode_attention import PagedDecode
 from kernels.decode_config import decode_config
 from kernels.decode_parts import PART_SHIFT as _PART_SHIFT
 from kernels.decode_parts import DecodeParts
+from kernels.newest_token import NewestTokens
 
 PART_SHIFT = tl.constexpr(_PART_SHIFT)
 ROW_MASK = tl.constexpr((1 << _PART_SHIFT) - 1)
-# finite, so that the difference of two is never NaN
-LOWEST = tl.constexpr(-1.0e30)
 LOG2_E = 1.4426950408889634
 # float16 would lose probabilities times small scales of values among its subnormals
 VALUE_GAIN = tl.constexpr(1024.0)
 LARGEST_HALF = tl.constexpr(65504.0)
-# that are joined at once
-PARTS_AT_ONCE = tl.constexpr(8)
 DOT_DTYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 
 
@@ -48,10 +47,11 @@ def decode_attention_triton(
     softcap: float = 0.0,
     kv_scales: Tensor | None = None,
     out: Tensor | None = None,
+    newest: NewestTokens | None = None,
 ) -> Tensor:
     group_size = query.shape[1] // kv_cache.shape[2]
     config = decode_config(query.shape[2], group_size, kv_cache.dtype, len(query))
-    return launch(query, kv_cache, plan, scale, softcap, kv_scales, config, out)
+    return launch(query, kv_cache, plan, scale, softcap, kv_scales, config, out, newest)
 
 
 def launch(
@@ -63,6 +63,7 @@ def launch(
     kv_scales: Tensor | None,
     config: dict[str, int],
     out: Tensor | None = None,
+    newest: NewestTokens | None = None,
 ) -> Tensor:
     """
     Attend with a given configuration.
@@ -72,6 +73,7 @@ def launch(
             of a KV head; "heads", KV heads of a program, 1 where they do not divide evenly;
             "warps", as many as streams or, of one stream, any; "stages": block numbers are fetched
             ahead of keys, so 3 and 4 hold one tile of keys and values, 5 and 6 two, 7 and 8 three.
+        newest: As `kernels.newest_token.rotates_inside` allows it.
     """
     num_seqs, num_heads, head_dim = query.shape
     num_kv_heads = kv_cache.shape[2]
@@ -106,6 +108,7 @@ def launch(
         *scales.stride()[:3],
         plan.block_tables.stride(0),
         *_prefix_of(plan),
+        *_newest_of(newest),
         **constants(query, kv_cache, config),
         HEADS=heads,
         SOFTCAP=softcap > 0,
@@ -129,6 +132,15 @@ def _tensors_of(parts: DecodeParts | None) -> tuple[Tensor | None, ...]:
 def _prefix_of(plan: PagedDecode) -> tuple[Tensor | None, ...]:
     cascade = plan.cascade
     return (None, None, None) if cascade is None else (cascade.rows, cascade.outputs, cascade.lses)
+
+
+def _newest_of(newest: NewestTokens | None) -> tuple[Tensor | int | None, ...]:
+    if newest is None:
+        return None, None, None, 0
+    cos, sin = newest.rotation
+    assert cos.stride() == sin.stride()
+    assert cos.stride(2) == 1
+    return newest.slot_mapping, cos, sin, cos.stride(0)
 
 
 def constants(query: Tensor, kv_cache: Tensor, config: dict[str, int]) -> dict[str, Any]:
@@ -183,6 +195,10 @@ def _decode_kernel(
     prefix_rows,
     prefix_outputs,
     prefix_lses,
+    slot_mapping,
+    cos,
+    sin,
+    turn_stride,
     GROUP_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -220,7 +236,12 @@ def _decode_kernel(
     heads, offsets = _streams(first_head, TILE, HEADS, SLICES)
     dims = tl.arange(0, BLOCK_D)
     asked = query + seq.to(tl.int64) * query_seq_stride
-    q = _queries(asked, heads, query_head_stride, GROUP_SIZE, HEAD_DIM, BLOCK_M, BLOCK_D, DOT_DTYPE)
+    if slot_mapping is None:
+        q = _queries(asked, heads, query_head_stride, GROUP_SIZE, HEAD_DIM, BLOCK_M, BLOCK_D, DOT_DTYPE)
+    else:
+        slot = slot_of_newest(slot_mapping, seq, start, stop, part == num_parts - 1)
+        turn = seq.to(tl.int64) * turn_stride
+        q = rotated_heads(asked, heads, query_head_stride, cos + turn, sin + turn, GROUP_SIZE, HEAD_DIM, BLOCK_M, HEADS)
 
     highest = tl.full(q.shape[:-1], LOWEST, tl.float32)
     total = tl.zeros(q.shape[:-1], tl.float32)
@@ -232,6 +253,13 @@ def _decode_kernel(
         )  # fmt: skip
         if SCALED:
             acc *= VALUE_GAIN
+    if slot_mapping is not None:
+        highest, total, acc = begin_with_newest(
+            q, heads, kv_cache, cache_half_stride, cache_block_stride, cache_head_stride, cache_token_stride,
+            slot, scale, softcap, GROUP_SIZE, BLOCK_SIZE, HEADS, SLICES, SOFTCAP, PRECISION,
+        )  # fmt: skip
+        # the others are in the cache
+        stop -= (slot >= 0).to(tl.int32)
     for begin in range(start, stop, STEP):
         positions = begin + offsets
         seen = positions < stop
@@ -240,12 +268,7 @@ def _decode_kernel(
         blocks = tl.load(table + positions // BLOCK_SIZE).to(tl.int64)
         places = blocks * cache_block_stride + heads * cache_head_stride + positions % BLOCK_SIZE * cache_token_stride
         tokens = kv_cache + tl.expand_dims(places, -1) + dims
-        if BLOCK_D == HEAD_DIM:
-            k = tl.load(tokens)
-            v = tl.load(tokens + cache_half_stride)
-        else:
-            k = tl.load(tokens, mask=dims < HEAD_DIM, other=0.0)
-            v = tl.load(tokens + cache_half_stride, mask=dims < HEAD_DIM, other=0.0)
+        k, v = _keys_values(tokens, cache_half_stride, HEAD_DIM, BLOCK_D)
 
         scores = tl.dot(q, _transposed(k.to(DOT_DTYPE)), input_precision=PRECISION) * scale
         if SCALED:
@@ -265,17 +288,11 @@ def _decode_kernel(
         highest = raised
     if SCALED:
         acc *= 1.0 / VALUE_GAIN
-    total, highest, acc = _met(highest, total, acc, BLOCK_M, BLOCK_D, HEADS, SLICES)
-    if SPLIT and num_parts > 1:
-        place = tl.program_id(1)
-        _store(part_outputs, part_lses, place, highest, total, acc, GROUP_SIZE, HEAD_DIM, BLOCK_M, BLOCK_D, HEADS, True)
-        counter = arrivals + seq * tl.num_programs(0) + tl.program_id(0)
-        _join_last(
-            out, part_outputs, part_lses, counter, seq, first_item, num_parts,
-            GROUP_SIZE, HEAD_DIM, BLOCK_G, BLOCK_D, HEADS,
-        )  # fmt: skip
-    else:
-        _store(out, None, seq, highest, total, acc, GROUP_SIZE, HEAD_DIM, BLOCK_M, BLOCK_D, HEADS, False)
+    total, highest, acc = met(highest, total, acc, BLOCK_M, BLOCK_D, HEADS, SLICES)
+    deliver(
+        out, part_outputs, part_lses, arrivals, seq, first_item, num_parts, highest, total, acc,
+        GROUP_SIZE, HEAD_DIM, BLOCK_M, BLOCK_G, BLOCK_D, HEADS, SPLIT,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -365,83 +382,18 @@ def _behind_prefix(
 
 
 @triton.jit
+def _keys_values(tokens, half_stride, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr):
+    """The keys of a tile and its values."""
+    if BLOCK_D == HEAD_DIM:
+        k = tl.load(tokens)
+        v = tl.load(tokens + half_stride)
+    else:
+        mask = tl.arange(0, BLOCK_D) < HEAD_DIM
+        k = tl.load(tokens, mask=mask, other=0.0)
+        v = tl.load(tokens + half_stride, mask=mask, other=0.0)
+    return k, v
+
+
+@triton.jit
 def _transposed(tile):
     return tl.trans(tile) if len(tile.shape) == 2 else tl.permute(tile, 0, 2, 1)
-
-
-@triton.jit
-def _met(highest, total, acc, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, HEADS: tl.constexpr, SLICES: tl.constexpr):
-    """The slices of each head as one: sums, maxima and outputs of its rows."""
-    highest = tl.reshape(highest, [SLICES, HEADS * BLOCK_M])
-    total = tl.reshape(total, [SLICES, HEADS * BLOCK_M])
-    acc = tl.reshape(acc, [SLICES, HEADS * BLOCK_M, BLOCK_D])
-    peak = tl.max(highest, 0)
-    decay = tl.exp2(highest - peak[None, :])
-    # a sequence of no tokens gives zeros
-    total = tl.maximum(tl.sum(total * decay, 0), 1.0e-30)
-    return total, peak, tl.sum(acc * tl.expand_dims(decay, -1), 0) / total[:, None]
-
-
-@triton.jit
-def _rows(place, GROUP_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, HEADS: tl.constexpr):
-    """For each row of a program's result its row among those of all heads at a place, and whether there is one."""
-    rows = tl.arange(0, HEADS * BLOCK_M)
-    members = rows % BLOCK_M
-    heads = (tl.program_id(0) * HEADS + rows // BLOCK_M) * GROUP_SIZE + members
-    num_heads = tl.num_programs(0) * HEADS * GROUP_SIZE
-    return (place * num_heads + heads).to(tl.int64), members < GROUP_SIZE
-
-
-@triton.jit
-def _store(
-    out, lses, place, highest, total, acc,
-    GROUP_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
-    HEADS: tl.constexpr, PART: tl.constexpr,
-):  # fmt: skip
-    """Write a program's result: the output of its sequence, or a part of it."""
-    rows, real = _rows(place, GROUP_SIZE, BLOCK_M, HEADS)
-    if PART:
-        tl.store(lses + rows, highest + tl.log2(total), mask=real)
-    dims = tl.arange(0, BLOCK_D)
-    mask = real[:, None] & (dims < HEAD_DIM)[None, :]
-    tl.store(out + rows[:, None] * HEAD_DIM + dims[None, :], acc.to(out.dtype.element_ty), mask=mask)
-
-
-@triton.jit
-def _join_last(
-    out, part_outputs, part_lses, counter, seq, first_item, num_parts,
-    GROUP_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, HEADS: tl.constexpr,
-):  # fmt: skip
-    """Join the parts of a sequence, if all others are done."""
-    # what all threads wrote is there before it is counted
-    tl.debug_barrier()
-    if tl.atomic_add(counter, 1, sem="acq_rel") == num_parts - 1:
-        tl.store(counter, 0)
-        rows, real = _rows(seq, GROUP_SIZE, BLOCK_G, HEADS)
-        sources, _ = _rows(first_item, GROUP_SIZE, BLOCK_G, HEADS)
-        num_heads = tl.num_programs(0) * HEADS * GROUP_SIZE
-        dims = tl.arange(0, BLOCK_D)
-        highest = tl.full([HEADS * BLOCK_G], LOWEST, tl.float32)
-        total = tl.zeros([HEADS * BLOCK_G], tl.float32)
-        acc = tl.zeros([HEADS * BLOCK_G, BLOCK_D], tl.float32)
-        for begin in range(0, num_parts, PARTS_AT_ONCE):
-            parts = begin + tl.arange(0, PARTS_AT_ONCE)
-            places = sources[None, :] + (parts * num_heads)[:, None]
-            mask = (parts < num_parts)[:, None] & real[None, :]
-            # past the first cache, which may hold what lay there in the layer before
-            logs = tl.load(part_lses + places, mask=mask, other=LOWEST, cache_modifier=".cg")
-            outputs = tl.load(
-                part_outputs + tl.expand_dims(places * HEAD_DIM, -1) + dims,
-                mask=tl.expand_dims(mask, -1) & (dims < HEAD_DIM),
-                other=0.0,
-                cache_modifier=".cg",
-            )
-            raised = tl.maximum(highest, tl.max(logs, 0))
-            decay = tl.exp2(highest - raised)
-            weights = tl.exp2(logs - raised[None, :])
-            total = total * decay + tl.sum(weights, 0)
-            acc = acc * decay[:, None] + tl.sum(outputs * tl.expand_dims(weights, -1), 0)
-            highest = raised
-        mask = real[:, None] & (dims < HEAD_DIM)[None, :]
-        joined = (acc / total[:, None]).to(out.dtype.element_ty)
-        tl.store(out + rows[:, None] * HEAD_DIM + dims[None, :], joined, mask=mask)

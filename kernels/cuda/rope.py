@@ -146,7 +146,8 @@ def _rope_and_store_kernel(
     lift = tl.load(sin + (tokens * sin_stride)[:, None] + HALF + pairs[None, :], mask=turns, other=0.0)
     x, y = first.to(tl.float32), second.to(tl.float32)
     dtype = qkv.dtype.element_ty
-    first, second = (x * angle - y * lift).to(dtype), (y * angle + x * lift).to(dtype)
+    # no compiler's choice what is rounded between: decode attention gives the same bits
+    first, second = tl.fma(-y, lift, x * angle).to(dtype), tl.fma(x, lift, y * angle).to(dtype)
     changed, kept_first, kept_second = ~is_value, first, second
     if TAIL_PAD > 0:
         kept_tail = tail

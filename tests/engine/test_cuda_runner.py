@@ -12,8 +12,9 @@ import torch
 from numpy.typing import NDArray
 
 from engine.cuda.graphs import graph_sizes
-from engine.cuda.model_runner import CudaModelRunner, CudaTicket
+from engine.cuda.model_runner import CudaModelRunner
 from engine.cuda.plan import StepPacker
+from engine.cuda.ticket import CudaTicket
 from engine.request import Chunk, Request, Sequence, Step
 from engine.sampling_params import SamplingParams
 from tests.support.answers import assert_same_answers, make_requests, run_all

@@ -18,8 +18,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.cuda.cascade import CascadeGate
-from engine.cuda.model_runner import CudaModelRunner, CudaTicket
+from engine.cuda.model_runner import CudaModelRunner
 from engine.cuda.prefill_graphs import PrefillShape
+from engine.cuda.ticket import CudaTicket
 from engine.llm_engine import LLMEngine
 from engine.request import Completion, FinishReason, Progress, Request, RequestOutput, Step
 from engine.sampling_params import SamplingParams

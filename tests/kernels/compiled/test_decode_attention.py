@@ -33,6 +33,7 @@ SIGNATURE = {
     "scale_block_stride": "i32:16",
     "scale_head_stride": "i32:16",
     "table_stride": "i32",
+    "turn_stride": "i32:16",
 }
 
 
@@ -43,10 +44,11 @@ def compile_decode(
     split: bool = False,
     softcap: bool = False,
     prefix_rows: int = 0,
+    newest: bool = False,
+    group_size: int = 4,
     **config: int,
 ) -> Compiled:
     """With the configuration that untuned GPUs get, but for what is given."""
-    group_size = 4
     name = str(dtype).removeprefix("torch.")
     chosen = tuned("decode_attention", head_dim=head_dim, group_size=group_size, dtype=name) | config
     query = torch.empty(1, 2 * group_size, head_dim, dtype=dtype if dtype.itemsize > 1 else torch.bfloat16)
@@ -71,6 +73,11 @@ def compile_decode(
         signature |= prefixes
     else:
         fixed |= dict.fromkeys(prefixes)
+    fresh = {"slot_mapping": "*i64", "cos": "*fp32", "sin": "*fp32"}
+    if newest:
+        signature |= fresh
+    else:
+        fixed |= dict.fromkeys(fresh) | {"turn_stride": 0}
     if dtype.itemsize > 1:
         fixed["kv_scales"] = None
     return compile_sm90(
@@ -109,6 +116,63 @@ def test_variants_spill_nothing(options: dict[str, Any]) -> None:
     Splits, caps and what begins behind a shared prefix cost no registers that are not there.
     """
     assert 0 == compile_decode(128, torch.bfloat16, **options).spills
+
+
+# as tuned for an H200
+NEWEST = [
+    (64, 7, {"tile": 64, "slices": 1, "heads": 1, "warps": 1, "stages": 5}),
+    (64, 4, {"tile": 32, "slices": 1, "heads": 2, "warps": 2, "stages": 3}),
+    (128, 4, {"tile": 32, "slices": 1, "heads": 2, "warps": 2, "stages": 3}),
+]
+
+
+@pytest.mark.parametrize(("head_dim", "group_size", "config"), NEWEST)
+def test_the_newest_token_costs_no_room(head_dim: int, group_size: int, config: dict[str, int]) -> None:
+    """
+    To rotate and store it takes no more shared memory, and no more thread blocks fit without it.
+    """
+    plain, newest = (
+        compile_decode(head_dim, torch.bfloat16, split=True, newest=newest, group_size=group_size, **config)
+        for newest in (False, True)
+    )
+
+    assert 0 == newest.spills
+    assert newest.shared <= plain.shared
+    assert blocks_that_fit(plain) == blocks_that_fit(newest)
+
+
+def blocks_that_fit(compiled: Compiled) -> int:
+    """Thread blocks of one multiprocessor: its registers are given to warps, eight to each thread at a time."""
+    registers = -(-compiled.registers // 8) * 8 * 32 * compiled.num_warps
+    # a KiB of each is the system's
+    return min(65536 // registers, 233472 // (compiled.shared + 1024))
+
+
+@pytest.mark.parametrize(("head_dim", "group_size", "config"), [NEWEST[0], NEWEST[2]])
+def test_what_is_read_of_the_newest_token_is_asked_for_at_once(
+    head_dim: int, group_size: int, config: dict[str, int]
+) -> None:
+    """
+    No load waits for another's result to go through shared memory, and heads are read in the widest pieces.
+    """
+    compiled = compile_decode(head_dim, torch.bfloat16, newest=True, group_size=group_size, **config)
+
+    lines = compiled.ptx.splitlines()
+    loads = [index for index, line in enumerate(lines) if "ld.global" in line]
+    assert not any("bar." in line for line in lines[loads[0] : loads[-1]])
+    # a length, a slot, the cache's, cosines and sines
+    assert sum(".v4" not in lines[index] for index in loads) == 5
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("head_dim", [16, 64, 128, 256])
+def test_the_newest_token_spills_nothing(head_dim: int, dtype: torch.dtype) -> None:
+    """
+    In the default configurations; with parts and a cap, but in float32, where joining parts takes more by itself.
+    """
+    full = dtype != torch.float32
+
+    assert 0 == compile_decode(head_dim, dtype, newest=True, split=full, softcap=full).spills
 
 
 def test_float32_is_not_rounded_to_tf32() -> None:
