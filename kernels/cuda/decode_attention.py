@@ -6,6 +6,8 @@ heads of a KV head share what is read, as rows of one product. A tile may be cut
 has its own tokens or KV head, its own running maximum and its own sum, and streams meet after the
 loop only, so that warps which hold a stream each never wait for one another's maxima.
 
+In a step of decodes alone it rotates and stores the newest tokens too (`kernels.cuda.newest_token`).
+
 Long sequences come in parts (`kernels.decode_parts`). Of the programs of a sequence that is cut, the
 one which ends last joins them.
 

@@ -20,7 +20,7 @@ def check(case: NewestCase, actual: torch.Tensor, kv_cache: torch.Tensor, window
         kv_cache: As it was before.
     """
     query, _, _ = rope_and_store_triton(*case.inputs(kv_cache), case.num_heads)
-    assert torch.equal(kv_cache.nan_to_num(9e4), case.kv_cache.nan_to_num(9e4))
+    assert torch.equal(kv_cache.nan_to_num(6e4), case.kv_cache.nan_to_num(6e4))
     plan = case.batch.plan(case.num_heads, window)
     expected = paged_decode_reference(query.double(), kv_cache, plan, case.scale, softcap=softcap)
     assert_near(expected, actual)
@@ -106,5 +106,5 @@ def test_many_sequences_in_a_graph(num_seqs: int, num_kv_heads: int, group_size:
 
     assert 0 == parts.arrivals.count_nonzero()
     query, _, _ = rope_and_store_triton(*case.inputs(before), case.num_heads)
-    assert torch.equal(before.nan_to_num(9e4), case.kv_cache.nan_to_num(9e4))
+    assert torch.equal(before.nan_to_num(6e4), case.kv_cache.nan_to_num(6e4))
     assert_near(decode_attention(query, before, plan, case.scale).double(), out)

@@ -85,4 +85,4 @@ def test_a_cpu_does_one_after_the_other() -> None:
     actual = rotate_and_attend(*case.inputs(case.kv_cache), plan, case.num_heads, case.scale)
 
     assert torch.equal(expected, actual)
-    assert torch.equal(expected_cache.nan_to_num(9e4), case.kv_cache.nan_to_num(9e4))
+    assert torch.equal(expected_cache.nan_to_num(6e4), case.kv_cache.nan_to_num(6e4))
