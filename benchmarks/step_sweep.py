@@ -5,9 +5,10 @@ Configurations of a decode step's products and attention, tried where they stand
 
 What is fastest among products of its kind (benchmarks.few_rows) need not be so in a step, where a kernel starts
 while another still has the multiprocessors and the caches. From the configurations in kernels/tuned on, each round
-tries those that differ in one number, every product by itself, and takes the best of each; it ends when none
-is better by `GAIN`. One JSON line a try: microseconds of the step with it and without. The graph is replayed from
-the same state each time, so that a microsecond can be told. `--rules` writes what was found for kernels/tuned.
+tries those that differ in one number, every product by itself, and keeps what makes the step faster by `GAIN`;
+from what is hardly slower the next round starts too. One JSON line a try: microseconds of the step with it and
+without. The graph is replayed from the same state each time, so that a microsecond can be told. `--rules` writes
+what was found for kernels/tuned.
 """
 
 import argparse
@@ -43,6 +44,8 @@ Config = dict[str, int]
 
 # of a step's time: less is not told from chance
 GAIN = 0.0015
+# what costs so little more that its own neighbours are tried, and how many of each product a round
+NEAR, MOST_NEAR = 1.01, 2
 ROUNDS = 3
 # of a round, in seconds of replays
 ROUND_S = 0.02
@@ -171,6 +174,9 @@ class StepGraph:
         return elapsed_s(replays, ROUNDS) * 1e6 / count
 
 
+Try = tuple[Choice, Config]
+
+
 class Overlay:
     """
     Configurations in place of those of the tables, while it is entered.
@@ -209,36 +215,45 @@ class Overlay:
 def sweep(
     overlay: Overlay, measure: Callable[[], float], emit: Callable[[dict[str, Any]], None], budget_s: float
 ) -> float:
-    """Climb until no neighbour is better, or time is up; the step's microseconds at the end."""
+    """Climb until no try is better, or time is up; the step's microseconds at the end."""
     base, deadline = measure(), time.monotonic() + budget_s
     tried: set[str] = set()
+    # where the next round starts from, beside what is chosen
+    near: list[Try] = []
     with ProcessPoolExecutor(COMPILERS, mp_context=get_context("spawn")) as pool:
         while True:
-            tries = [
-                (choice, config)
-                for choice in overlay.choices
-                for config in neighbours(choice.config)
-                if f"{choice.name} {config}" not in tried
-            ]
-            tried |= {f"{choice.name} {config}" for choice, config in tries}
+            tries = _round(overlay.choices, near, tried)
             compiled = [
                 pool.submit(fault_of, few_rows.attempt, (choice.kind, config)) if choice.kind else None
                 for choice, config in tries
             ]
-            found: list[tuple[float, Choice, Config]] = []
+            found: list[tuple[float, Try]] = []
             for (choice, config), future in zip(tries, compiled, strict=True):
                 us = None if future and future.result() else _with(choice, config, measure)
                 emit({"of": choice.name} | config | {"step_us": us and round(us, 1), "base_us": round(base, 1)})
-                if us and us < (1 - GAIN) * base:
-                    found.append((us, choice, config))
-            improved = False
-            for _, choice, config in sorted(found, key=lambda item: item[0]):
+                if us and us < NEAR * base:
+                    found.append((us, (choice, config)))
+            improved, near = False, []
+            for _, (choice, config) in sorted(found, key=lambda item: item[0]):
                 us = _with(choice, config, measure)
                 if us and us < (1 - GAIN) * base:
                     choice.config, base, improved = config, us, True
-            if not improved or time.monotonic() > deadline:
+                elif sum(of is choice for of, _ in near) < MOST_NEAR:
+                    near.append((choice, config))
+            if not (improved or near) or time.monotonic() > deadline:
                 pool.shutdown(wait=False, cancel_futures=True)
                 return base
+
+
+def _round(choices: Sequence[Choice], near: Sequence[Try], tried: set[str]) -> list[Try]:
+    """What is tried next, and has not been; notes it in `tried`."""
+    tries = []
+    for choice, start in [(choice, choice.config) for choice in choices] + list(near):
+        for config in neighbours(start):
+            if (name := f"{choice.name} {sorted(config.items())}") not in tried:
+                tried.add(name)
+                tries.append((choice, config))
+    return tries
 
 
 def _with(choice: Choice, config: Config, measure: Callable[[], float]) -> float | None:

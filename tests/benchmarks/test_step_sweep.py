@@ -140,8 +140,29 @@ def test_what_does_not_compile_or_run_is_passed_over() -> None:
 
     assert 92.0 == sweep(overlay, measure, lines.append, 60.0)
     assert 8 == choice.config["splits"]
-    assert [None] == [line["step_us"] for line in lines if line["splits"] == 16]
-    assert [None] == [line["step_us"] for line in lines if line["block_k"] == 128]
+    assert {None} == {line["step_us"] for line in lines if line["splits"] == 16}
+    assert {None} == {line["step_us"] for line in lines if line["block_k"] == 128}
+
+
+def test_two_numbers_that_gain_together_are_found_where_one_costs_little() -> None:
+    """
+    From what is hardly slower the search goes on; from what is slower it does not.
+    """
+    overlay = Overlay(32, MODEL)
+    choice = overlay.choices[0]
+    overlay.choices = [choice]
+    choice.config = dict(PRODUCT)
+
+    def measure() -> float:
+        away = (choice.config["warps"] == 8) + (choice.config["stages"] == 7)
+        if away:
+            return 103.0 if away == 1 else 50.0
+        large, many = choice.config["block_n"] == 128, choice.config["splits"] == 2
+        return 90.0 if large and many else 100.0 + 0.5 * (large + many)
+
+    lines: list[dict[str, Any]] = []
+
+    assert 90.0 == sweep(overlay, measure, lines.append, 60.0)
 
 
 def test_rules_are_those_of_the_tables(monkeypatch: pytest.MonkeyPatch) -> None:
