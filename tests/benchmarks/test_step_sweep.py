@@ -154,15 +154,16 @@ def test_two_numbers_that_gain_together_are_found_where_one_costs_little() -> No
     choice.config = dict(PRODUCT)
 
     def measure() -> float:
-        away = (choice.config["warps"] == 8) + (choice.config["stages"] == 7)
-        if away:
-            return 103.0 if away == 1 else 50.0
-        large, many = choice.config["block_n"] == 128, choice.config["splits"] == 2
-        return 90.0 if large and many else 100.0 + 0.5 * (large + many)
+        changed = {name: value for name, value in choice.config.items() if value != PRODUCT[name]}
+        if changed == {"warps": 8, "stages": 8}:
+            return 50.0
+        prices = {"block_n": 100.5, "splits": 100.5, "block_n splits": 90.0, "": 100.0}
+        return prices.get(" ".join(changed), 103.0)
 
     lines: list[dict[str, Any]] = []
 
     assert 90.0 == sweep(overlay, measure, lines.append, 60.0)
+    assert {"block_n", "splits"} == {name for name, value in choice.config.items() if value != PRODUCT[name]}
 
 
 def test_rules_are_those_of_the_tables(monkeypatch: pytest.MonkeyPatch) -> None:
