@@ -138,6 +138,7 @@ def skinny_candidates(num_rows: int) -> list[Config]:
             continue
         warps = 8 if block_n * block_k >= 128 * 128 else 4
         block = {"block_n": block_n, "block_k": block_k, "warps": warps, "stages": stages}
+        block["ahead"] = skinny_gemm.DEFAULT["ahead"]
         configs += [block | {"splits": splits} for splits in (1, 2, 4, 8)]
     return configs
 

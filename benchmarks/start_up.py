@@ -88,17 +88,20 @@ def child(args: argparse.Namespace) -> dict[str, Any]:
 def _time_captures(seconds: list[float]) -> None:
     """Note how long each capture of graphs takes."""
     from engine.cuda.graphs import DecodeGraphs
+    from engine.cuda.prefill_graphs import PrefillGraphs
 
-    capture: Callable[..., Any] = DecodeGraphs.capture
+    def timed(capture: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            begin = time.perf_counter()
+            try:
+                return capture(*args, **options)
+            finally:
+                seconds.append(time.perf_counter() - begin)
 
-    def timed(*args: Any, **options: Any) -> Any:
-        begin = time.perf_counter()
-        try:
-            return capture(*args, **options)
-        finally:
-            seconds.append(time.perf_counter() - begin)
+        return call
 
-    setattr(DecodeGraphs, "capture", timed)  # noqa: B010 (a method, to the type checker)
+    for graphs in (DecodeGraphs, PrefillGraphs):
+        setattr(graphs, "capture", timed(graphs.capture))  # noqa: B010 (a method, to the type checker)
 
 
 def run(args: argparse.Namespace, emit: gpu.Emit) -> None:

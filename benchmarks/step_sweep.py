@@ -8,7 +8,7 @@ while another still has the multiprocessors and the caches. From the configurati
 tries those that differ in one number, every product by itself, and keeps what makes the step faster by `GAIN`;
 from what is hardly slower the next round starts too. One JSON line a try: microseconds of the step with it and
 without. The graph is replayed from the same state each time, so that a microsecond can be told. `--rules` writes
-what was found for kernels/tuned.
+what was found for kernels/tuned; attention has one rule for all batches up to 64, so theirs are to be compared.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -49,6 +49,8 @@ NEAR, MOST_NEAR = 1.01, 2
 ROUNDS = 3
 # of a round, in seconds of replays
 ROUND_S = 0.02
+# for one that compiles when time is up
+PATIENCE_S = 10.0
 # processes that compile, beside the one that measures
 COMPILERS = 14
 # what a number of a configuration may become
@@ -149,7 +151,13 @@ class StepGraph:
     def __init__(self, runner: Any, batch: int) -> None:
         self._runner, self._batch = runner, batch
         rows = runner.state.rows
-        changing = (rows.num_computed, rows.last_token, rows.positions, rows.block_tables, runner._transfers.numbers)
+        changing = (
+            rows.num_computed,
+            rows.last_token,
+            rows.positions,
+            rows.block_tables,
+            runner._transfers.ring.places,
+        )
         self._kept = [(tensor, tensor.clone()) for tensor in changing]
 
     def capture(self) -> torch.cuda.CUDAGraph:
@@ -229,8 +237,10 @@ def sweep(
             ]
             found: list[tuple[float, Try]] = []
             for (choice, config), future in zip(tries, compiled, strict=True):
-                us = None if future and future.result() else _with(choice, config, measure)
-                emit({"of": choice.name} | config | {"step_us": us and round(us, 1), "base_us": round(base, 1)})
+                fault = _fault_of(future, deadline)
+                us = None if fault else _with(choice, config, measure)
+                line = {"step_us": us and round(us, 1), "base_us": round(base, 1)}
+                emit({"of": choice.name} | config | line | ({"fault": fault} if fault else {}))
                 if us and us < NEAR * base:
                     found.append((us, (choice, config)))
             improved, near = False, []
@@ -238,11 +248,23 @@ def sweep(
                 us = _with(choice, config, measure)
                 if us and us < (1 - GAIN) * base:
                     choice.config, base, improved = config, us, True
-                elif sum(of is choice for of, _ in near) < MOST_NEAR:
+                elif us and us < NEAR * base and sum(of is choice for of, _ in near) < MOST_NEAR:
                     near.append((choice, config))
             if not (improved or near) or time.monotonic() > deadline:
                 pool.shutdown(wait=False, cancel_futures=True)
                 return base
+
+
+def _fault_of(compiled: "Future[str | None] | None", deadline: float) -> str | None:
+    """Why a configuration does not compile; None where it does, or where nobody tried."""
+    if compiled is None:
+        return None
+    try:
+        return compiled.result(max(PATIENCE_S, deadline - time.monotonic()))
+    except TimeoutError:
+        return "out of time"
+    except BrokenExecutor:
+        return "a compiler died"
 
 
 def _round(choices: Sequence[Choice], near: Sequence[Try], tried: set[str]) -> list[Try]:

@@ -128,11 +128,11 @@ def graph_memory(measured: Sequence[int], num_graphs: int) -> int:
     """
     Memory of all graphs from that of a few.
 
-    The graphs share one pool, which the largest makes as large as it gets; each further one adds
-    its own nodes, about the same for all as they run the same kernels.
+    Graphs share pools, which the largest make as large as they get; each further one adds its own
+    nodes, taken to be as many for all.
 
     Args:
-        measured: Bytes that captures took, one after the other, the largest size first.
+        measured: Bytes that captures took, one after the other, the pools in that of the first.
         num_graphs: How many will be captured.
     """
     if not measured or num_graphs <= len(measured):

@@ -45,8 +45,8 @@ def rotates_inside(
     """
     Whether `rotate_and_attend` can do a layer of a step that has decodes alone.
 
-    It cannot where heads are normed, turned in a part or padded, where the cache rounds, where prefixes are
-    attended before, which takes queries that are rotated, and on a CPU.
+    It cannot where heads are normed, turned in a part, padded or too many for a tile, where the cache rounds, where
+    prefixes are attended before, which takes queries that are rotated, and on a CPU.
 
     Args:
         dtype: Of queries, keys and values.

@@ -72,9 +72,9 @@ class HostRing:
     Args:
         numbers: [depth, num_numbers] int32, pinned where there is a GPU; the host's until a step is queued.
         token_ids: [depth, num_rows] int64, alike; right once the step's last kernel has ended.
-        places: [2] int32 on the device: the row of the step that begins next, and of the one that runs. All programs
-            of a step's first kernel read the one and write the other, those of its last do the reverse: none reads
-            what another program of its kernel writes.
+        places: [2] int32 on the device: the row of the step that begins next, and of the one that runs. A step's
+            first kernel reads the one and writes the other, its last does the reverse: no program reads what
+            another of its kernel writes.
     """
 
     numbers: Tensor

@@ -133,6 +133,7 @@ def _cascade_gate(config: ResolvedConfig) -> CascadeGate | None:
 def _prefill_shapes(runner: CudaModelRunner, config: ResolvedConfig) -> list[PrefillShape]:
     return prefill_shapes(
         runner.model.config,
+        runner.model.dtype,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_num_seqs=config.max_num_seqs,
     )
@@ -172,8 +173,9 @@ def _measure_graphs(runner: CudaModelRunner, config: ResolvedConfig, device: tor
     reset_peak(device)
     before = snapshot(device)
     with explained("capturing the first CUDA graphs", "lower max_num_seqs, or set cuda_graphs to false", device):
-        # of each pool the largest graph is among them, which makes it as large as it gets
-        runner.capture_graphs(sizes[-_TRIAL_GRAPHS:], more[-1:], prefills[-1:])
+        # of each pool the largest graph is among them, which makes it as large as it gets; of prompts that is the one
+        # of many or the one of long ones, as other kernels attend them
+        runner.capture_graphs(sizes[-_TRIAL_GRAPHS:], more[-1:], prefills[-2:])
     assert runner.graphs is not None
     assert runner.prefill_graphs is not None
     count = len(runner.graphs) + len(runner.prefill_graphs)

@@ -224,11 +224,11 @@ class StepCascade:
 
         Args:
             numbers: The host's buffer.
-            count: Of them are sent in any case.
+            count: Of them are the step's own.
             slots: [num_decodes]; the same array until a sequence joins or leaves.
 
         Returns:
-            How many are to be sent, and whether decodes share a prefix.
+            How many of them the device has to know, and whether decodes share a prefix.
         """
         shares = self._look(slots)
         behind = count > self._section.start

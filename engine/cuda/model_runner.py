@@ -205,7 +205,7 @@ class CudaModelRunner:
         for slot in step.left:
             self.sampler.state.leave(slot)
             self.cascade.leave(slot)
-        # inference mode is entered by those who compute: it would cost as much as the copies of a step of decodes
+        # inference mode is entered by those who compute: it would cost as much as half a step of decodes
         if step.prefill_chunks or step.swap_out or step.swap_in:
             self._prepare(step)
         numbers = self._transfers.begin()

@@ -96,7 +96,7 @@ class PackedStep:
     A step in the device's words.
 
     Args:
-        count: Numbers to send, from the first.
+        count: Numbers of the step, from the first.
         slots: Of the sequences that sample: decodes, then prefill chunks. A view of the numbers, the first.
         num_decodes: Sequences whose one token is on the device already.
         prefill: None where there are decodes alone, which then are in the order of the step.

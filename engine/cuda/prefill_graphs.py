@@ -21,9 +21,12 @@ from kernels.step_state import DecodeInputs
 
 # steps of so many tokens have a graph; closer together where a model may be large, whose padding takes its time
 _TOKENS = (32, 64, 128, 256, 384, 512, 1024, 2048, 4096)
-# what a processor takes to launch a layer of a step with prompts, and what products reach on a GPU of the H200's kind
+# what a processor takes to launch a layer of a step with prompts, and what products reach on a GPU of the H200's kind,
+# of 16 bits and of 32
 _LAUNCH_S = 400e-6
-_FLOPS = 600e12
+_FLOPS, _FLOPS_OF_FLOAT32 = 600e12, 50e12
+# a graph of one token would have room for more prompts than tokens
+_LEAST_TOKENS = 8
 
 # attention is launched for as many prompts of the longest length as a graph has room for, whether they are there or
 # not: 64 of 512 tokens are 7,000 programs of 14 heads, and an empty one takes some 2 ns. So there are many or long ones
@@ -49,17 +52,20 @@ class PrefillShape(NamedTuple):
     prompts: int
 
 
-def prefill_shapes(config: ModelConfig, *, max_num_batched_tokens: int, max_num_seqs: int) -> list[PrefillShape]:
+def prefill_shapes(
+    config: ModelConfig, dtype: torch.dtype, *, max_num_batched_tokens: int, max_num_seqs: int
+) -> list[PrefillShape]:
     """
     Graphs for a model, ascending: those that compute for no longer than their kernels are launched.
 
     Up to 512 tokens may be any prompts; more are many short prompts or a few of any length.
     """
-    affordable = config.num_layers * _LAUNCH_S * _FLOPS / (2 * config.layer_weights)
+    flops = _FLOPS_OF_FLOAT32 if dtype.itemsize > 2 else _FLOPS
+    affordable = config.num_layers * _LAUNCH_S * flops / (2 * config.layer_weights)
     shapes = set()
     for size in _TOKENS:
         tokens = min(size, max_num_batched_tokens)
-        if tokens > affordable:
+        if not _LEAST_TOKENS <= tokens <= affordable:
             break
         shapes.add(PrefillShape(tokens, tokens, _FEW_PROMPTS))
         if max_num_seqs > _FEW_PROMPTS:

@@ -139,7 +139,7 @@ class Transfers:
         return buffers.numbers
 
     def send(self, count: int) -> None:
-        """Copy the first numbers to the device, where `numbers` is right for what is queued before the next `send`."""
+        """Copy the first numbers to the device, where `numbers` is right for what this step queues."""
         numbers = self._buffers[self._place].numbers_tensor
         self.numbers[:count].copy_(numbers[:count], non_blocking=True)
 

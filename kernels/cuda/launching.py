@@ -12,8 +12,9 @@ every pointer is a multiple of 16. What a tensor may differ in besides, shape an
 sees. Other calls go the ordinary way, as do all while a profiler listens, under the interpreter,
 without a GPU, and of a Triton whose launcher takes other arguments than that of 3.6.
 
-Three of Triton's checks are made by the first call only: that each pointer is of the device's memory,
-that no global that a kernel reads has changed, and that debug settings are the same.
+Three of Triton's checks are made by the first call only: that the device can read what each pointer is
+of (pinned memory of the host has the same address there), that no global that a kernel reads has
+changed, and that debug settings are the same.
 """
 
 from collections.abc import Callable

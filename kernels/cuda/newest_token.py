@@ -20,7 +20,7 @@ def rotated_heads(
     """
     A token's queries of each stream's KV head, then its key, then its value; the rows behind them are zeros.
 
-    They have the bits that `kernels.cuda.rope` gives them.
+    They have the bits that `kernels.cuda.rope` gives them, but for the sign of a value's zeros.
 
     Args:
         qkv, cos, sin: Pointers to the token's row, and to its cosines and sines.
@@ -75,7 +75,7 @@ def begin_with_newest(
         # the first slice of each head
         fresh = (tl.arange(0, HEADS * SLICES) < HEADS)[:, None] & fresh
     places = slot // BLOCK_SIZE * block_stride + slot % BLOCK_SIZE * token_stride
-    places += heads * head_stride + (rows - GROUP_SIZE) * half_stride
+    places += heads * head_stride + (rows - GROUP_SIZE).to(tl.int64) * half_stride
     stored = fresh & (rows >= GROUP_SIZE) & (rows < GROUP_SIZE + 2)
     target = kv_cache + tl.expand_dims(places, -1) + tl.arange(0, tile.shape[-1])
     tl.store(target, tile, mask=tl.expand_dims(stored, -1))
@@ -89,7 +89,9 @@ def begin_with_newest(
     scores = tl.where(fresh, scores, 2.0 * LOWEST)
     highest = tl.maximum(scores, LOWEST)
     total = tl.exp2(scores - highest)
-    # the value times that, and all else times zero
+    # that times the value; what is not finite elsewhere stays out of it
+    is_value = fresh & (rows == GROUP_SIZE + 1)
     weights = tl.where(rows == GROUP_SIZE + 1, tl.expand_dims(total, -1), 0.0)
-    acc = tl.dot(weights.to(tile.dtype), tile, input_precision=PRECISION)
+    value = tl.where(tl.expand_dims(is_value, -1), tile, 0.0)
+    acc = tl.dot(weights.to(tile.dtype), value, input_precision=PRECISION)
     return highest, total, acc

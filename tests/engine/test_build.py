@@ -26,7 +26,7 @@ class FakeRunner:
     """Takes a MiB of nodes for each graph, and for each kind a pool that is as large as its largest graph."""
 
     def __init__(self) -> None:
-        self.model = SimpleNamespace(config=MODEL)
+        self.model = SimpleNamespace(config=MODEL, dtype=torch.bfloat16)
         self.cascade = True
         self.graphs: range | None = None
         self.prefill_graphs: range | None = None
@@ -35,7 +35,8 @@ class FakeRunner:
     def capture_graphs(self, sizes: Sequence[int], more: Sequence[int], prefills: Sequence[PrefillShape]) -> None:
         self.graphs = range((len(sizes) + len(more)) * len(Sampling))
         self.prefill_graphs = range(len(prefills))
-        self.pools = MIB * (sizes[-1] + prefills[-1].tokens)
+        # what attends many prompts takes more than what attends long ones
+        self.pools = MIB * (sizes[-1] + max(shape.tokens + shape.prompts for shape in prefills))
 
     def forget_graphs(self) -> None:
         self.graphs = self.prefill_graphs = None
@@ -61,5 +62,5 @@ def test_graphs_on_trial_show_what_all_of_them_take(monkeypatch: pytest.MonkeyPa
     num_bytes = build._measure_graphs(cast(CudaModelRunner, cast(Any, runner)), config, torch.device("cpu"))
 
     assert 0 == runner.num_graphs
-    runner.capture_graphs(graph_sizes(64), cascade_sizes(64), prefill_shapes(MODEL, **LIMITS))
+    runner.capture_graphs(graph_sizes(64), cascade_sizes(64), prefill_shapes(MODEL, torch.bfloat16, **LIMITS))
     assert runner.pools + NODES * runner.num_graphs == num_bytes

@@ -12,7 +12,7 @@ from engine.cuda.plan import MOST_TOGETHER
 from engine.cuda.prefill_graphs import PrefillShape, prefill_shapes
 from engine.llm_engine import LLMEngine
 from engine.model.config import ModelConfig
-from engine.request import Request
+from engine.request import Request, Step, Ticket
 from engine.sampling_params import SamplingParams
 from tests.support.answers import assert_same_answers, make_requests, run_all
 from tests.support.cuda_engine import RunAnew, make_engine
@@ -150,14 +150,22 @@ def test_a_replay_leaves_nothing_of_the_one_before(folder: Path) -> None:
     """
     Steps in flight behind each other, all in one buffer: each is read before the next one writes.
     """
-    requests = prompts(*[9] * 12, max_tokens=1)
+    requests = prompts(*[16] * 12, max_tokens=1)
     expected = run_all(make_engine(folder, cuda=False), requests)
-    engine = make_engine(folder, cuda=True, prefill_shapes=(ONE,), budget=16, max_num_seqs=1, depth=3)
+    engine = make_engine(folder, cuda=True, prefill_shapes=(ONE,), budget=16, max_num_seqs=4, depth=3)
+    launch, in_flight = engine._runner.launch, []
+
+    def noted(step: Step) -> Ticket:
+        in_flight.append(len(engine._in_flight))
+        return launch(step)
+
+    engine._runner.launch = noted  # type: ignore[method-assign]
 
     actual = run_all(engine, requests)
 
     assert_same_answers(expected, actual)
     assert [ONE] * 12 == graphs_of(engine).replayed
+    assert 2 == max(in_flight)
 
 
 def config_of(num_layers: int, hidden: int, intermediate: int, num_heads: int, num_kv_heads: int) -> ModelConfig:
@@ -190,7 +198,7 @@ def test_graphs_end_where_computing_takes_longer_than_launching(name: str, most:
     """
     The smaller a layer, the more tokens its kernels are done with while they are launched.
     """
-    shapes = prefill_shapes(MODELS[name], max_num_batched_tokens=8192, max_num_seqs=256)
+    shapes = prefill_shapes(MODELS[name], torch.bfloat16, max_num_batched_tokens=8192, max_num_seqs=256)
 
     assert most == shapes[-1].tokens
     assert shapes == sorted(set(shapes))
@@ -204,35 +212,51 @@ def test_deeper_models_of_the_same_layers_have_the_same_graphs() -> None:
     limits = {"max_num_batched_tokens": 8192, "max_num_seqs": 256}
     shallow = replace(MODELS["8b"], num_layers=8)
 
-    assert prefill_shapes(MODELS["8b"], **limits) == prefill_shapes(shallow, **limits)
+    assert prefill_shapes(MODELS["8b"], torch.bfloat16, **limits) == prefill_shapes(shallow, torch.bfloat16, **limits)
 
 
 def test_large_graphs_are_of_many_short_prompts_or_of_a_few_long_ones() -> None:
     """
     Never of both: attention is launched for the longest length of every prompt.
     """
-    shapes = prefill_shapes(MODELS["0.5b"], max_num_batched_tokens=8192, max_num_seqs=256)
+    shapes = prefill_shapes(MODELS["0.5b"], torch.bfloat16, max_num_batched_tokens=8192, max_num_seqs=256)
 
     assert [PrefillShape(32, 32, 8), PrefillShape(64, 64, 8)] == shapes[:2]
     assert [PrefillShape(4096, 512, 64), PrefillShape(4096, 4096, 8)] == shapes[-2:]
     assert all(shape.longest * shape.prompts <= 8 * shape.tokens for shape in shapes)
 
 
-@pytest.mark.parametrize("budget", [1, 20, 48, 2000])
+@pytest.mark.parametrize("budget", [8, 20, 48, 2000])
 def test_the_largest_graph_is_of_the_largest_step(budget: int) -> None:
     """
     A larger one would not fit the buffers.
     """
-    shapes = prefill_shapes(MODELS["0.5b"], max_num_batched_tokens=budget, max_num_seqs=256)
+    shapes = prefill_shapes(MODELS["0.5b"], torch.bfloat16, max_num_batched_tokens=budget, max_num_seqs=256)
 
     assert PrefillShape(budget, budget, 8) == shapes[-1]
+
+
+def test_steps_of_next_to_no_tokens_have_no_graphs() -> None:
+    """
+    Their graphs would have room for more prompts than tokens.
+    """
+    assert [] == prefill_shapes(MODELS["0.5b"], torch.bfloat16, max_num_batched_tokens=7, max_num_seqs=256)
+
+
+def test_float32_is_computed_for_longer() -> None:
+    """
+    So graphs end at fewer tokens.
+    """
+    shapes = prefill_shapes(MODELS["0.5b"], torch.float32, max_num_batched_tokens=8192, max_num_seqs=256)
+
+    assert 512 == shapes[-1].tokens
 
 
 def test_a_few_sequences_need_no_graph_of_many() -> None:
     """
     Each graph costs time and memory at the start.
     """
-    shapes = prefill_shapes(MODELS["0.5b"], max_num_batched_tokens=8192, max_num_seqs=8)
+    shapes = prefill_shapes(MODELS["0.5b"], torch.bfloat16, max_num_batched_tokens=8192, max_num_seqs=8)
 
     assert {8} == {shape.prompts for shape in shapes}
     assert 4096 == shapes[-1].longest

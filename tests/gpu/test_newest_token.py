@@ -108,3 +108,19 @@ def test_many_sequences_in_a_graph(num_seqs: int, num_kv_heads: int, group_size:
     query, _, _ = rope_and_store_triton(*case.inputs(before), case.num_heads)
     assert torch.equal(before.nan_to_num(6e4), case.kv_cache.nan_to_num(6e4))
     assert_near(decode_attention(query, before, plan, case.scale).double(), out)
+
+
+def test_what_is_not_finite_stays_with_its_head() -> None:
+    """
+    A query of one head; and a row of padding, whatever lies there, gives zeros.
+    """
+    case = newest_case([40, 0], 2, 4, 64, 16, torch.float16, "cuda")
+    case.slot_mapping[1] = -1
+    case.qkv[0].view(-1, 64)[1] = torch.nan
+    case.qkv[1] = torch.inf
+
+    plan = case.batch.plan(case.num_heads, None)
+    out = rotate_and_attend(*case.inputs(case.kv_cache), plan, case.num_heads, case.scale)
+
+    assert [1] == out[0].isnan().any(-1).nonzero().flatten().tolist()
+    assert 0 == out[1].count_nonzero()

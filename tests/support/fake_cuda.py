@@ -109,6 +109,7 @@ class FakeCuda:
     def take(self) -> list[Launch]:
         """What was started since the last call, oldest first."""
         count = ctypes.c_int.in_dll(self._library, "num_launches")
+        assert count.value <= 64, "more launches than are kept"
         found = (_CLaunch * 64).in_dll(self._library, "launches")
         num_params = (ctypes.c_int * 4096).in_dll(self._library, "num_params")
         taken = [

@@ -27,8 +27,9 @@ from kernels.cuda import (
     step_state,
 )
 from kernels.cuda.launching import LAUNCHER_FORMAT, start_kernel
+from kernels.newest_token import NewestTokens
 from kernels.prefill_attention import VarlenPart
-from kernels.step_state import JOIN_COLUMNS, DecodeInputs, SlotRows
+from kernels.step_state import JOIN_COLUMNS, DecodeInputs, HostRing, SlotRows
 from tests.support.elementwise import RopeCase
 from tests.support.fake_cuda import FakeCuda
 from tests.support.paged import paged_batch
@@ -87,6 +88,14 @@ def decode(longest_part: int | None, dtype: torch.dtype) -> None:
         decode_parts.cut_sequences_triton(plan.parts, batch.seq_lens, None, 2)
 
 
+def decode_of_newest() -> None:
+    batch = paged_batch([40, 7], num_kv_heads=2, head_dim=64, block_size=16, dtype=torch.bfloat16)
+    cosines, sines = torch.zeros(2, 2, 1, 64).unbind()
+    newest = NewestTokens((cosines, sines), torch.zeros(2, dtype=torch.int64))
+    query = random(2, 8, 64)[:, :4]
+    decode_attention.decode_attention_triton(query, batch.kv_cache, batch.plan(4), 0.125, newest=newest)
+
+
 def cascade() -> None:
     batch = paged_batch([40, 37], num_kv_heads=2, head_dim=64, block_size=16, dtype=torch.bfloat16)
     layout = cascade_attention.CascadeLayout(2, 2, 32, 16, 32, 264)
@@ -139,6 +148,9 @@ def states() -> None:
     step_state.join_slots_triton(rows, numbers(2, JOIN_COLUMNS))
     step_state.begin_decode_triton(rows, numbers(3), numbers(3), inputs, 16)
     step_state.end_step_triton(rows, numbers(3), numbers(3).long())
+    ring = HostRing(numbers(4, 32), numbers(4, 16).long(), numbers(2))
+    step_state.receive_decode_triton(ring, rows, numbers(3), inputs, fresh_start=16, block_size=16)
+    step_state.end_decode_triton(ring, rows, numbers(3), numbers(3).long())
 
 
 WORK: dict[str, Callable[[], object]] = {
@@ -148,6 +160,7 @@ WORK: dict[str, Callable[[], object]] = {
     "rotation and norms": lambda: rotation(True),
     "decode": lambda: decode(None, torch.bfloat16),
     "decode of parts": lambda: decode(16, torch.bfloat16),
+    "decode of newest tokens": decode_of_newest,
     "decode of float8": lambda: decode(None, torch.float8_e4m3fn),
     "cascade": cascade,
     "prefill": lambda: prefill(False),
