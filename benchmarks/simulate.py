@@ -175,7 +175,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     }
     as_measured = usual | {"token_budget": MAX_NUM_BATCHED_TOKENS}
     limits = {name: getattr(args, name) or value for name, value in usual.items()}
-    cost = StepCost(Shape.of(config), max_num_seqs=limits["max_num_seqs"])
+    cost = StepCost(Shape.of(config), max_num_seqs=limits["max_num_seqs"], token_budget=limits["token_budget"])
     for name in args.workloads.split(","):
         requests = workloads.build(name, n=args.n, vocab=config["vocab_size"])
         digest = workloads.digest(requests)

@@ -2,9 +2,9 @@
 What a step takes on an H200: the roofline's work, at the rates that were measured.
 
 Prefill attention goes by `results/h200-prefill-attention.jsonl`, of an earlier kernel that was as fast; all else
-was fitted to fifteen single steps and fifteen whole runs of both models of the GPU table, which the tests of this
-file and of `simulate` name: steps to 5 %, runs to 9 %. Steps with a prompt are launched kernel by kernel, no faster
-than the processor does that: what this costs was assumed, as few of them are small. Seconds, bytes and
+was fitted to fourteen single steps and sixteen whole runs of both models of the GPU table, which the tests of this
+file and of `simulate` name: steps to 5 %, runs to 10 %. Steps with a prompt beside decodes are launched kernel by
+kernel, no faster than the processor does that; those of few fresh prompts alone are graphs. Seconds, bytes and
 floating-point operations throughout.
 """
 
@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
 
+from benchmarks.gpu import MAX_NUM_BATCHED_TOKENS
 from benchmarks.roofline import H200, Hardware, Shape
 from engine.cuda.graphs import graph_sizes
+from engine.cuda.prefill_graphs import PrefillShape, affordable_tokens, shapes_within, smallest
 
 _ELEMENT_BYTES = 2.0
 _LOGIT_BYTES = 2.0
@@ -42,34 +44,34 @@ class Rates:
         pass_s: What a layer takes longer with that pass.
         layer_s: All else of a layer, by the most rows that it is true of: products of few rows have one kernel of
             ours, those of more another; beyond these they are the library's, and no kernel starts early.
-        prompt_layer_s: What a layer takes longer in a step with a prompt, which is launched kernel by kernel (assumed).
+        prompt_layer_s: What a layer takes longer where it is launched kernel by kernel (assumed).
         elements: How often a layer's elementwise kernels move the activations.
         step_s: What is left of a step.
-        launch_s: What the processor takes to launch one kernel.
-        kernels: Of a layer, in a step with a prompt.
+        launch_s: What the processor takes for one kernel that it launches by itself, views and allocations included.
+        kernels: Of a layer, where they are launched one by one.
         mixed_s: What else the processor does for a step with a prompt.
         host_s: What it does for a step of 1,024 decodes.
         request_s: What it does for a request while the GPU waits: before the first step, and between steps.
     """
 
-    matrix: float = 0.9
-    inner: float = 190.0
+    matrix: float = 0.885
+    inner: float = 125.0
     weights: float = 1.0
     blend: float = 1.5
     context: float = 1.05
-    streams: float = 38.0
-    repeated: float = 9e12
+    streams: float = 31.0
+    repeated: float = 13e12
     passed: float = 44e12
-    pass_s: float = 11.5e-6
-    layer_s: tuple[tuple[float, float], ...] = ((4, 15e-6), (64, 24e-6), (inf, 36e-6))
+    pass_s: float = 18e-6
+    layer_s: tuple[tuple[float, float], ...] = ((4, 11e-6), (32, 20e-6), (64, 23e-6), (inf, 32e-6))
     prompt_layer_s: float = 20e-6
-    elements: float = 0.7
+    elements: float = 0.48
     step_s: float = 60e-6
-    launch_s: float = 8e-6
+    launch_s: float = 33e-6
     kernels: int = 12
     mixed_s: float = 1e-3
     host_s: float = 0.93e-3
-    request_s: float = 0.26e-3
+    request_s: float = 0.24e-3
 
     def layer(self, rows: int) -> float:
         """Seconds of a layer of so many rows beside its products and its attention."""
@@ -124,13 +126,27 @@ class StepCost:
 
     Args:
         max_num_seqs: The engine's, which decides the sizes of its graphs.
+        token_budget: Tokens of its largest step, which no graph of prompts exceeds.
     """
 
-    def __init__(self, shape: Shape, *, max_num_seqs: int, rates: Rates | None = None, gpu: Hardware = H200) -> None:
+    def __init__(
+        self,
+        shape: Shape,
+        *,
+        max_num_seqs: int,
+        token_budget: int = MAX_NUM_BATCHED_TOKENS,
+        rates: Rates | None = None,
+        gpu: Hardware = H200,
+    ) -> None:
         self.shape = shape
         self.rates = rates or Rates()
         self.gpu = gpu
         self.sizes = graph_sizes(max_num_seqs)
+        self.prefills = shapes_within(
+            affordable_tokens(shape.layers, shape.linear_params),
+            max_num_batched_tokens=token_budget,
+            max_num_seqs=max_num_seqs,
+        )
         self._kv_bytes = _ELEMENT_BYTES * shape.kv_elements(1)
 
     @property
@@ -146,9 +162,22 @@ class StepCost:
             # padded to the size of a graph
             rows = self.sizes[bisect_left(self.sizes, work.decodes)]
             return Price(self._products_s(rows, rows) + self._attention_s(work), host_s)
-        device_s = self._products_s(work.decodes + tokens, work.decodes + work.sampled) + self._attention_s(work)
-        device_s += sum(self._prefill_s(*chunk) for chunk in work.prompts) + self.shape.layers * rates.prompt_layer_s
-        return Price(device_s, host_s + rates.mixed_s + self.shape.layers * rates.kernels * rates.launch_s)
+        graph = self._prefill_graph(work)
+        rows = graph.tokens if graph else work.decodes + tokens
+        device_s = self._products_s(rows, work.decodes + work.sampled) + self._attention_s(work)
+        device_s += sum(self._prefill_s(*chunk) for chunk in work.prompts)
+        host_s += rates.mixed_s
+        if graph is None:
+            device_s += self.shape.layers * rates.prompt_layer_s
+            host_s += self.shape.layers * rates.kernels * rates.launch_s
+        return Price(device_s, host_s)
+
+    def _prefill_graph(self, work: Work) -> PrefillShape | None:
+        """The graph that a step runs in which starts prompts and does nothing else."""
+        if work.decodes or any(before for _, before in work.prompts):
+            return None
+        lengths = [length for length, _ in work.prompts]
+        return smallest(self.prefills, tokens=sum(lengths), longest=max(lengths), prompts=len(lengths))
 
     def _products_s(self, tokens: int, sampled: int) -> float:
         # all but attention

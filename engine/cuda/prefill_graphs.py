@@ -55,13 +55,23 @@ class PrefillShape(NamedTuple):
 def prefill_shapes(
     config: ModelConfig, dtype: torch.dtype, *, max_num_batched_tokens: int, max_num_seqs: int
 ) -> list[PrefillShape]:
+    """Graphs for a model, ascending: those that compute for no longer than their kernels are launched."""
+    affordable = affordable_tokens(config.num_layers, config.layer_weights, dtype)
+    return shapes_within(affordable, max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs)
+
+
+def affordable_tokens(num_layers: int, layer_weights: int, dtype: torch.dtype = torch.bfloat16) -> float:
+    """Tokens that a model computes in the time in which the kernels of its layers are launched one by one."""
+    flops = _FLOPS_OF_FLOAT32 if dtype.itemsize > 2 else _FLOPS
+    return num_layers * _LAUNCH_S * flops / (2 * layer_weights)
+
+
+def shapes_within(affordable: float, *, max_num_batched_tokens: int, max_num_seqs: int) -> list[PrefillShape]:
     """
-    Graphs for a model, ascending: those that compute for no longer than their kernels are launched.
+    Graphs of no more tokens than are affordable, ascending.
 
     Up to 512 tokens may be any prompts; more are many short prompts or a few of any length.
     """
-    flops = _FLOPS_OF_FLOAT32 if dtype.itemsize > 2 else _FLOPS
-    affordable = config.num_layers * _LAUNCH_S * flops / (2 * config.layer_weights)
     shapes = set()
     for size in _TOKENS:
         tokens = min(size, max_num_batched_tokens)
@@ -72,6 +82,14 @@ def prefill_shapes(
             many = max(_FEW_PROMPTS, tokens // _TOKENS_PER_PROMPT)
             shapes.add(PrefillShape(tokens, min(tokens, _SHORT_PROMPT), many))
     return sorted(shapes)
+
+
+def smallest(shapes: Sequence[PrefillShape], *, tokens: int, longest: int, prompts: int) -> PrefillShape | None:
+    """The first that has room, of ascending ones."""
+    for shape in shapes:
+        if prompts <= shape.prompts and longest <= shape.longest and tokens <= shape.tokens:
+            return shape
+    return None
 
 
 class PrefillGraphs:
@@ -120,11 +138,7 @@ class PrefillGraphs:
         fresh = prefill.fresh
         if fresh is None or prefill.behind:
             return None
-        for shape in self._shapes:
-            fits = fresh.slots.count <= shape.prompts and fresh.max_query <= shape.longest
-            if fits and prefill.num_tokens <= shape.tokens:
-                return shape
-        return None
+        return smallest(self._shapes, tokens=prefill.num_tokens, longest=fresh.max_query, prompts=fresh.slots.count)
 
     def replay(self, shape: PrefillShape, prefill: PackedPrefill, sent: Tensor) -> Tensor:
         """
