@@ -17,7 +17,7 @@ def faults_of(attempt: Callable[..., None], cases: Sequence[tuple[Any, ...]], pa
         patience_s: What has not ended by then fails.
     """
     pool = ProcessPoolExecutor(min(16, os.cpu_count() or 1), mp_context=get_context("spawn"))
-    futures = [pool.submit(fault_of, attempt, case) for case in cases]
+    futures = [pool.submit(_fault, attempt, case) for case in cases]
     wait(futures, timeout=patience_s)
     faults: list[str | None] = []
     for future in futures:
@@ -29,7 +29,7 @@ def faults_of(attempt: Callable[..., None], cases: Sequence[tuple[Any, ...]], pa
     return faults
 
 
-def fault_of(attempt: Callable[..., None], case: tuple[Any, ...]) -> str | None:
+def _fault(attempt: Callable[..., None], case: tuple[Any, ...]) -> str | None:
     try:
         attempt(*case)
     except Exception as error:  # a compiler fails in many ways, and each costs its candidate alone

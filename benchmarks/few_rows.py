@@ -137,8 +137,8 @@ def skinny_candidates(num_rows: int) -> list[Config]:
         if not 24 << 10 <= in_flight <= MAX_SHARED_BYTES or (stages > 3 and in_flight > 128 << 10):
             continue
         warps = 8 if block_n * block_k >= 128 * 128 else 4
-        block = {"block_n": block_n, "block_k": block_k, "warps": warps, "stages": stages}
-        block["ahead"] = skinny_gemm.DEFAULT["ahead"]
+        ahead = skinny_gemm.DEFAULT["ahead"]
+        block = {"block_n": block_n, "block_k": block_k, "warps": warps, "stages": stages, "ahead": ahead}
         configs += [block | {"splits": splits} for splits in (1, 2, 4, 8)]
     return configs
 

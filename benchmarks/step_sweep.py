@@ -17,17 +17,15 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks import few_rows, gpu
-from benchmarks.compiling import fault_of
+from benchmarks.compiling import faults_of
 from benchmarks.device_time import elapsed_s
 from benchmarks.few_rows import DTYPE, Shape, kernel_for
 from benchmarks.model import find_model
@@ -46,13 +44,10 @@ Config = dict[str, int]
 GAIN = 0.0015
 # what costs so little more that its own neighbours are tried, and how many of each product a round
 NEAR, MOST_NEAR = 1.01, 2
-ROUNDS = 3
-# of a round, in seconds of replays
-ROUND_S = 0.02
-# for one that compiles when time is up
-PATIENCE_S = 10.0
-# processes that compile, beside the one that measures
-COMPILERS = 14
+# of a measurement, and for how many seconds the graph is replayed each time
+REPEATS, REPLAYS_S = 3, 0.02
+# for the products of a round that begins when time is nearly up
+PATIENCE_S = 30.0
 # what a number of a configuration may become
 CHOICES: dict[str, Sequence[int]] = {
     "block_n": (1, 2, 4, 8, 16, 32, 64, 128, 256),
@@ -98,11 +93,6 @@ def shapes_of(config: ModelConfig) -> list[Shape]:
         Shape(2 * config.intermediate_size, config.hidden_size, gated=True),
         Shape(config.hidden_size, config.intermediate_size),
     ]
-
-
-def key_of(shape: Shape) -> tuple[int, int, bool]:
-    """What is asked for a product's configuration, beside its rows and dtype."""
-    return shape.in_features, shape.out_features, shape.gated
 
 
 @dataclass(slots=True)
@@ -171,7 +161,7 @@ class StepGraph:
 
     def step_us(self, graph: torch.cuda.CUDAGraph) -> float:
         """Microseconds of a replay behind others."""
-        count = max(4, round(ROUND_S / elapsed_s(graph.replay, 1)))
+        count = max(4, round(REPLAYS_S / elapsed_s(graph.replay, 1)))
 
         def replays() -> None:
             for tensor, kept in self._kept:
@@ -179,7 +169,7 @@ class StepGraph:
             for _ in range(count):
                 graph.replay()
 
-        return elapsed_s(replays, ROUNDS) * 1e6 / count
+        return elapsed_s(replays, REPEATS) * 1e6 / count
 
 
 Try = tuple[Choice, Config]
@@ -196,7 +186,11 @@ class Overlay:
     def __init__(self, batch: int, model: ModelConfig) -> None:
         self._module = kernel_for(batch)
         few = batch <= SMALL_STEP_ROWS
-        self.products = {key_of(shape): product_choice(batch, shape) for shape in shapes_of(model) if few}
+        self.products = {
+            (shape.in_features, shape.out_features, shape.gated): product_choice(batch, shape)
+            for shape in shapes_of(model)
+            if few
+        }
         asked = model.head_dim, model.num_heads // model.num_kv_heads, DTYPE, batch
         when, config = attention_key(*asked), dict(decode_config(*asked))
         self.attention = Choice("attention", "decode_attention", when, config, None)
@@ -228,43 +222,30 @@ def sweep(
     tried: set[str] = set()
     # where the next round starts from, beside what is chosen
     near: list[Try] = []
-    with ProcessPoolExecutor(COMPILERS, mp_context=get_context("spawn")) as pool:
-        while True:
-            tries = _round(overlay.choices, near, tried)
-            compiled = [
-                pool.submit(fault_of, few_rows.attempt, (choice.kind, config)) if choice.kind else None
-                for choice, config in tries
-            ]
-            found: list[tuple[float, Try]] = []
-            for (choice, config), future in zip(tries, compiled, strict=True):
-                fault = _fault_of(future, deadline)
-                us = None if fault else _with(choice, config, measure)
-                line = {"step_us": us and round(us, 1), "base_us": round(base, 1)}
-                emit({"of": choice.name} | config | line | ({"fault": fault} if fault else {}))
-                if us and us < NEAR * base:
-                    found.append((us, (choice, config)))
-            improved, near = False, []
-            for _, (choice, config) in sorted(found, key=lambda item: item[0]):
-                us = _with(choice, config, measure)
-                if us and us < (1 - GAIN) * base:
-                    choice.config, base, improved = config, us, True
-                elif us and us < NEAR * base and sum(of is choice for of, _ in near) < MOST_NEAR:
-                    near.append((choice, config))
-            if not (improved or near) or time.monotonic() > deadline:
-                pool.shutdown(wait=False, cancel_futures=True)
-                return base
+    while True:
+        found: list[tuple[float, Try]] = []
+        for choice, config, fault in _compiled(_round(overlay.choices, near, tried), deadline - time.monotonic()):
+            us = None if fault else _with(choice, config, measure)
+            line = {"step_us": us and round(us, 1), "base_us": round(base, 1)}
+            emit({"of": choice.name} | config | line | ({"fault": fault} if fault else {}))
+            if us and us < NEAR * base:
+                found.append((us, (choice, config)))
+        improved, near = False, []
+        for _, (choice, config) in sorted(found, key=lambda item: item[0]):
+            us = _with(choice, config, measure)
+            if us and us < (1 - GAIN) * base:
+                choice.config, base, improved = config, us, True
+            elif us and us < NEAR * base and sum(of is choice for of, _ in near) < MOST_NEAR:
+                near.append((choice, config))
+        if not (improved or near) or time.monotonic() > deadline:
+            return base
 
 
-def _fault_of(compiled: "Future[str | None] | None", deadline: float) -> str | None:
-    """Why a configuration does not compile; None where it does, or where nobody tried."""
-    if compiled is None:
-        return None
-    try:
-        return compiled.result(max(PATIENCE_S, deadline - time.monotonic()))
-    except TimeoutError:
-        return "out of time"
-    except BrokenExecutor:
-        return "a compiler died"
+def _compiled(tries: Sequence[Try], left_s: float) -> list[tuple[Choice, Config, str | None]]:
+    """Each with why it does not compile; attention compiles where it is captured."""
+    products = [(choice.kind, config) for choice, config in tries if choice.kind]
+    faults = iter(faults_of(few_rows.attempt, products, max(PATIENCE_S, left_s)))
+    return [(choice, config, next(faults) if choice.kind else None) for choice, config in tries]
 
 
 def _round(choices: Sequence[Choice], near: Sequence[Try], tried: set[str]) -> list[Try]:

@@ -46,7 +46,7 @@ def rotates_inside(
     Whether `rotate_and_attend` can do a layer of a step that has decodes alone.
 
     It cannot where heads are normed, turned in a part, padded or too many for a tile, where the cache rounds, where
-    prefixes are attended before, which takes queries that are rotated, and on a CPU.
+    prefixes are attended before, which takes queries that are rotated, and with the plan of a CPU.
 
     Args:
         dtype: Of queries, keys and values.

@@ -21,8 +21,8 @@ from kernels.step_state import DecodeInputs
 
 # steps of so many tokens have a graph; closer together where a model may be large, whose padding takes its time
 _TOKENS = (32, 64, 128, 256, 384, 512, 1024, 2048, 4096)
-# what a processor takes to launch a layer of a step with prompts, and what products reach on a GPU of the H200's kind,
-# of 16 bits and of 32
+# what a processor took to launch a layer of a step with prompts, before `kernels.cuda.launching`, and what products
+# reach on a GPU of the H200's kind, of 16 bits and of 32
 _LAUNCH_S = 400e-6
 _FLOPS, _FLOPS_OF_FLOAT32 = 600e12, 50e12
 # a graph of one token would have room for more prompts than tokens
@@ -45,6 +45,7 @@ class PrefillShape(NamedTuple):
     Args:
         tokens: Of all prompts.
         longest: Tokens of one prompt.
+        prompts: How many at most.
     """
 
     tokens: int
@@ -61,7 +62,12 @@ def prefill_shapes(
 
 
 def affordable_tokens(num_layers: int, layer_weights: int, dtype: torch.dtype = torch.bfloat16) -> float:
-    """Tokens that a model computes in the time in which the kernels of its layers are launched one by one."""
+    """
+    Tokens that a model computes in the time in which the kernels of its layers are launched one by one.
+
+    Args:
+        layer_weights: Numbers that tokens are multiplied with, in all layers together.
+    """
     flops = _FLOPS_OF_FLOAT32 if dtype.itemsize > 2 else _FLOPS
     return num_layers * _LAUNCH_S * flops / (2 * layer_weights)
 
@@ -70,7 +76,7 @@ def shapes_within(affordable: float, *, max_num_batched_tokens: int, max_num_seq
     """
     Graphs of no more tokens than are affordable, ascending.
 
-    Up to 512 tokens may be any prompts; more are many short prompts or a few of any length.
+    Up to 512 tokens are up to 8 prompts of any length; more are many short prompts, or 8 of any length.
     """
     shapes = set()
     for size in _TOKENS:

@@ -125,6 +125,7 @@ class Transfers:
         self._place = 0
         # the device's own, where it is known
         self._device_place: int | None = None
+        # the cell that says it, looked up once
         self._place_of_next = self.ring.places[:1]
         # whether the step's tokens come without a copy
         self._ends_itself = False

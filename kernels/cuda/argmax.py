@@ -30,48 +30,21 @@ def argmax_triton(logits: Tensor) -> Tensor:
     early = starts_early(rows)
     if num_splits == 1:
         start_kernel(
-            _argmax_kernel,
-            (rows,),
-            logits,
-            picked,
-            logits.stride(0),
-            vocab,
-            BLOCK=BLOCK,
-            EARLY=early,
-            num_warps=NUM_WARPS,
-            launch_pdl=early,
-        )
+            _argmax_kernel, (rows,), logits, picked, logits.stride(0), vocab,
+            BLOCK=BLOCK, EARLY=early, num_warps=NUM_WARPS, launch_pdl=early,
+        )  # fmt: skip
         return picked
 
     peaks = torch.empty(rows, num_splits, dtype=torch.float32, device=logits.device)
     ids = torch.empty(rows, num_splits, dtype=torch.int32, device=logits.device)
     start_kernel(
-        _split_kernel,
-        (rows, num_splits),
-        logits,
-        peaks,
-        ids,
-        logits.stride(0),
-        vocab,
-        tiles_each,
-        num_splits,
-        BLOCK=BLOCK,
-        EARLY=early,
-        num_warps=NUM_WARPS,
-        launch_pdl=early,
-    )
+        _split_kernel, (rows, num_splits), logits, peaks, ids, logits.stride(0), vocab, tiles_each, num_splits,
+        BLOCK=BLOCK, EARLY=early, num_warps=NUM_WARPS, launch_pdl=early,
+    )  # fmt: skip
     start_kernel(
-        _combine_kernel,
-        (rows,),
-        peaks,
-        ids,
-        picked,
-        num_splits,
-        SPLITS=MAX_SPLITS,
-        EARLY=early,
-        num_warps=1,
-        launch_pdl=early,
-    )
+        _combine_kernel, (rows,), peaks, ids, picked, num_splits,
+        SPLITS=MAX_SPLITS, EARLY=early, num_warps=1, launch_pdl=early,
+    )  # fmt: skip
     return picked
 
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from kernels.cuda.early import let_next_start, starts_early, wait_for_previous
 from kernels.cuda.launching import next_power_of_2, start_kernel
 from kernels.cuda.newest_token import begin_with_newest, rotated_heads, slot_of_newest
-from kernels.cuda.softmax_parts import LOWEST, deliver, met
+from kernels.cuda.softmax_parts import LOWEST, deliver, met, transposed
 from kernels.decode_attention import PagedDecode
 from kernels.decode_config import decode_config
 from kernels.decode_parts import PART_SHIFT as _PART_SHIFT
@@ -272,7 +272,7 @@ def _decode_kernel(
         tokens = kv_cache + tl.expand_dims(places, -1) + dims
         k, v = _keys_values(tokens, cache_half_stride, HEAD_DIM, BLOCK_D)
 
-        scores = tl.dot(q, _transposed(k.to(DOT_DTYPE)), input_precision=PRECISION) * scale
+        scores = tl.dot(q, transposed(k.to(DOT_DTYPE)), input_precision=PRECISION) * scale
         if SCALED:
             scaling = kv_scales + blocks * scale_block_stride + heads * scale_head_stride + positions % BLOCK_SIZE
             scores *= tl.expand_dims(tl.load(scaling), -2)
@@ -394,8 +394,3 @@ def _keys_values(tokens, half_stride, HEAD_DIM: tl.constexpr, BLOCK_D: tl.conste
         k = tl.load(tokens, mask=mask, other=0.0)
         v = tl.load(tokens + half_stride, mask=mask, other=0.0)
     return k, v
-
-
-@triton.jit
-def _transposed(tile):
-    return tl.trans(tile) if len(tile.shape) == 2 else tl.permute(tile, 0, 2, 1)

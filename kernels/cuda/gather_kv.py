@@ -26,8 +26,7 @@ def gather_kv_triton(
     assert kv_cache.stride(4) == block_tables.stride(1) == 1, "heads and rows of the tables must be adjacent memory"
     assert (kv_scales is not None) == (kv_cache.dtype.itemsize == 1), "an 8-bit cache, and no other, has scales"
     shape, dtype = (num_keys, num_kv_heads, head_dim), out_dtype or kv_cache.dtype
-    keys = torch.empty(shape, dtype=dtype, device=kv_cache.device)
-    values = torch.empty(shape, dtype=dtype, device=kv_cache.device)
+    kept = tuple(torch.empty(shape, dtype=dtype, device=kv_cache.device) for _ in range(2))
     dim_pad = next_power_of_2(head_dim)
     tokens_per_program = max(1, TILE // dim_pad)
     start_kernel(
@@ -38,8 +37,7 @@ def gather_kv_triton(
         block_tables,
         slots,
         key_start,
-        keys,
-        values,
+        *kept,
         num_keys,
         len(slots),
         len(slots).bit_length(),
@@ -53,7 +51,7 @@ def gather_kv_triton(
         DIM_PAD=dim_pad,
         num_warps=NUM_WARPS,
     )
-    return keys, values
+    return kept[0], kept[1]
 
 
 @triton.jit(do_not_specialize=["num_keys", "num_seqs", "num_halvings", "num_kv_heads", "table_stride"])

@@ -9,7 +9,7 @@ is for later steps: no program of the same launch reads it there.
 import triton
 import triton.language as tl
 
-from kernels.cuda.softmax_parts import LOWEST
+from kernels.cuda.softmax_parts import LOWEST, transposed
 
 
 @triton.jit
@@ -80,8 +80,7 @@ def begin_with_newest(
     target = kv_cache + tl.expand_dims(places, -1) + tl.arange(0, tile.shape[-1])
     tl.store(target, tile, mask=tl.expand_dims(stored, -1))
 
-    turned = tl.trans(tile) if len(tile.shape) == 2 else tl.permute(tile, 0, 2, 1)
-    products = tl.dot(tile, turned, input_precision=PRECISION)
+    products = tl.dot(tile, transposed(tile), input_precision=PRECISION)
     scores = tl.sum(tl.where(rows == GROUP_SIZE, products, 0.0), -1) * scale
     if SOFTCAP:
         scores = softcap - 2.0 * softcap / (tl.exp2(scores) + 1.0)

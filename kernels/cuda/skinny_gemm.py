@@ -19,12 +19,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.configs import tuned
+from kernels.configs import SMALL_STEP_ROWS, tuned
 from kernels.cuda.early import let_next_start, starts_early, wait_for_previous
 from kernels.cuda.features import store_features, through_gate, weight_rows
 from kernels.cuda.launching import start_kernel
 
-MAX_ROWS = 64
+MAX_ROWS = SMALL_STEP_ROWS
 # of a weight that is split; others have more tiles than a GPU has multiprocessors
 MAX_SPLIT_TILES = 4096
 # elements of 16 bits in a line of the cache

@@ -14,6 +14,12 @@ PARTS_AT_ONCE = tl.constexpr(8)
 
 
 @triton.jit
+def transposed(tile):
+    """A tile, or that of each stream."""
+    return tl.trans(tile) if len(tile.shape) == 2 else tl.permute(tile, 0, 2, 1)
+
+
+@triton.jit
 def met(highest, total, acc, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, HEADS: tl.constexpr, SLICES: tl.constexpr):
     """The slices of each head as one: sums, maxima and outputs of its rows."""
     highest = tl.reshape(highest, [SLICES, HEADS * BLOCK_M])

@@ -1,7 +1,6 @@
 """The search for configurations within a step, with prices in place of a GPU."""
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -17,22 +16,10 @@ MODEL = ModelConfig.parse(SHAPES["qwen2.5-0.5b"])
 PRODUCT: Config = {"use": 1, "block_n": 64, "block_k": 64, "warps": 4, "stages": 6, "splits": 1, "ahead": 4}
 
 
-class HerePool:
-    """Does at once, in this process, what a pool of processes does."""
-
-    def __init__(self, *_args: Any, **_options: Any) -> None: ...
-
-    def __enter__(self) -> "HerePool":
-        return self
-
-    def __exit__(self, *_error: object) -> None: ...
-
-    def submit(self, _work: object, _attempt: object, case: tuple[Any, Config]) -> "Future[str | None]":
-        future: Future[str | None] = Future()
-        future.set_result("does not compile" if case[1]["splits"] > 8 else None)
-        return future
-
-    def shutdown(self, **_options: bool) -> None: ...
+def faults_here(_attempt: object, cases: Sequence[tuple[Any, Config]], patience_s: float) -> list[str | None]:
+    """What compilers would say: no more than eight parts."""
+    assert patience_s >= step_sweep.PATIENCE_S
+    return ["does not compile" if config["splits"] > 8 else None for _, config in cases]
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +27,7 @@ def no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     Compilers without a GPU have nothing to do.
     """
-    monkeypatch.setattr(step_sweep, "ProcessPoolExecutor", HerePool)
+    monkeypatch.setattr(step_sweep, "faults_of", faults_here)
 
 
 def shapes_asked() -> Iterator[tuple[int, int, bool]]:
