@@ -3,8 +3,10 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from redis import Redis
+from redis.exceptions import ResponseError
 
 from pagemill.keys import QueueKeys
 from pagemill.messages import TERMINAL_STATES
@@ -43,10 +45,19 @@ class Resumes:
         """The jobs that a worker has claimed and not ended."""
         found: set[str] = set()
         for stream in self._redis.smembers(f"{self._keys.base}:pending"):
-            for row in self._redis.xpending_range(stream, "workers", "-", "+", _MOST_JOBS, consumername=worker_id):
+            for row in self._pending(stream, worker_id):
                 body = self._redis.xrange(stream, row["message_id"], row["message_id"])
                 found.update(fields[b"j"].decode() for _, fields in body)
         return found
+
+    def _pending(self, stream: bytes, worker_id: str) -> list[dict[str, Any]]:
+        try:
+            return list(self._redis.xpending_range(stream, "workers", "-", "+", _MOST_JOBS, consumername=worker_id))
+        except ResponseError as error:
+            # a stream that has become empty since it was listed is gone, its group too
+            if not str(error).startswith("NOGROUP"):
+                raise
+            return []
 
     def ended(self, kind: str, worker_id: str, job_ids: set[str]) -> None:
         """Note that a worker was just ended, and what it held."""
