@@ -48,6 +48,7 @@ def celery_config(settings: CelerySettings) -> dict[str, Any]:
         "task_reject_on_worker_lost": True,
         "worker_prefetch_multiplier": 1,
         "worker_disable_prefetch": True,
+        "worker_pool": "producers.tasks.pool:TaskPool",
         "worker_eta_task_limit": MAX_WAITING,
         "worker_soft_shutdown_timeout": 20.0,
         "task_serializer": "json",
