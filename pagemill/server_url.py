@@ -29,6 +29,7 @@ _PORTS = {"sentinel": 26379, "cluster": 6379, "single": 6379}
 _WANT = (
     "want redis://host:port/0, redis+sentinel://host:port/name/0, redis+cluster://host:port, rediss://... or unix://"
 )
+_ESCAPE = "a special character of a password is written %xx"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +66,19 @@ def parse_server_url(url: str) -> ServerUrl:
     scheme, _, kind = parts.scheme.partition("+")
     if parts.scheme == "unix":
         query = _query(parts, tls=False, kind="single")
-        return ServerUrl("single", False, options=_login(parts) | _db(query.pop("db", "")) | query, path=parts.path)
+        db = _db(parts.scheme, query.pop("db", ""))
+        return ServerUrl("single", False, options=_login(parts) | db | query, path=parts.path)
     if scheme not in ("redis", "rediss") or kind not in ("", "sentinel", "cluster"):
         raise _bad(parts.scheme, "it has no scheme of a server")
+    if splits_password(url):
+        raise _bad(parts.scheme, f"its path or query has an @, or it has a #; {_ESCAPE}")
     return _over_tcp(parts, "single" if kind == "" else "sentinel" if kind == "sentinel" else "cluster")
+
+
+def splits_password(url: str) -> bool:
+    """Whether a password's /, ? or # is not escaped: what follows it would be read as something else, and shown."""
+    parts = urlsplit(url)
+    return "@" in parts.path + parts.query or bool(parts.fragment)
 
 
 def _over_tcp(parts: SplitResult, kind: Kind) -> ServerUrl:
@@ -88,7 +98,7 @@ def _over_tcp(parts: SplitResult, kind: Kind) -> ServerUrl:
         raise _bad(parts.scheme, "it names several hosts: of Sentinel, or of a cluster?")
     secure = {name: value for name, value in query.items() if name in TLS} | ({"ssl": True} if tls else {})
     guides = {GUIDES[name]: query.pop(name) for name in GUIDES if name in query} | secure
-    return ServerUrl(kind, tls, hosts, service, _login(parts) | _db(db) | query, guides)
+    return ServerUrl(kind, tls, hosts, service, _login(parts) | _db(parts.scheme, db) | query, guides)
 
 
 def _address(scheme: str, text: str, usual_port: int) -> Address:
@@ -96,7 +106,7 @@ def _address(scheme: str, text: str, usual_port: int) -> Address:
     if not colon:
         host, port = text, ""
     if port and not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
-        raise _bad(scheme, "a port is no number from 1 to 65,535; a special character of a password is written %xx")
+        raise _bad(scheme, f"a port is no number from 1 to 65,535; {_ESCAPE}")
     return unquote(host.strip("[]")) or "localhost", int(port or usual_port)
 
 
@@ -107,9 +117,9 @@ def _login(parts: SplitResult) -> dict[str, Any]:
     return {what: value for what, value in given.items() if value}
 
 
-def _db(text: str) -> dict[str, Any]:
+def _db(scheme: str, text: str) -> dict[str, Any]:
     if text and not (text.isascii() and text.isdigit()):
-        raise _bad("", f"its database is {text!r}: want a number")
+        raise _bad(scheme, f"its database is {text!r}: want a number")
     return {"db": int(text)} if text else {}
 
 

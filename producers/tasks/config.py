@@ -9,6 +9,7 @@ from celery.beat import BeatLazyFunc
 from celery.schedules import crontab
 
 from pagemill.errors import SettingsError
+from pagemill.server_url import splits_password
 from producers.tasks.settings import BeatEntry, CelerySettings
 
 INGRESS_QUEUE = "pagemill.ingress"
@@ -23,7 +24,7 @@ def make_app(settings: CelerySettings, name: str = "pagemill") -> Celery:
     A Celery app of our settings, without tasks.
 
     Raises:
-        SettingsError: an entry of the beat is no schedule.
+        SettingsError: an entry of the beat is no schedule, or the URL of a server has a password that is not escaped.
     """
     app = Celery(name, set_as_current=False)
     app.conf.update(celery_config(settings))
@@ -31,7 +32,12 @@ def make_app(settings: CelerySettings, name: str = "pagemill") -> Celery:
 
 
 def celery_config(settings: CelerySettings) -> dict[str, Any]:
-    """Celery's own settings."""
+    """Celery's own settings; raises as `make_app`."""
+    for name in ("celery_broker_url", "celery_result_backend"):
+        url = getattr(settings, name) or ""
+        # Celery's own error would show part of it
+        if url.startswith(("redis://", "rediss://")) and splits_password(url):
+            raise SettingsError(f"{name} has a password whose /, ? or # is not written %2F, %3F or %23")
     visibility = {"visibility_timeout": settings.celery_visibility_timeout_s}
     # how often it is looked for what has been without an acknowledgement for too long
     looks = {"unacked_restore_interval": settings.celery_visibility_timeout_s / 10, "unacked_restore_throttle": 1}

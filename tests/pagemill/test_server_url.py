@@ -67,9 +67,14 @@ def test_tls(tmp_path: Path) -> None:
         ("redis+magic://user:hunter2@host", "no scheme of a server"),
         ("localhost:6379", "no scheme of a server"),
         ("redis://user:hunter2@host:port/0", "a port is no number"),
-        ("redis://user:hunter2/3@host:0", "special character of a password"),
+        *[
+            (f"redis://user:{start}{special}hunter2@host:1/0", "special character of a password")
+            for start in ("", "hunter2", "12")
+            for special in "/?#"
+        ],
+        ("redis://user:pass@word/hunter2@host", "special character of a password"),
         ("redis://user:hunter2@a,b/0", "several hosts"),
-        ("redis://user:hunter2@host/main", "want a number"),
+        ("redis://user:hunter2@host/main", r"\(redis\) .*want a number"),
         ("redis+sentinel://user:hunter2@a,b", "by which name"),
         ("redis+sentinel://user:hunter2@a,b/main/0/1", "too many parts"),
         ("redis+cluster://user:hunter2@a/3", "a cluster has 0 alone"),

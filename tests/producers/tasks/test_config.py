@@ -57,6 +57,20 @@ def test_a_misspelt_name_is_refused() -> None:
         load_settings()
 
 
+@pytest.mark.parametrize("name", ["celery_broker_url", "celery_result_backend"])
+@pytest.mark.parametrize("special", "/?#")
+def test_a_password_that_is_not_escaped_is_refused_and_not_shown(name: str, special: str) -> None:
+    """
+    Celery would take its end for a database or a port, and say so.
+    """
+    settings = CelerySettings.model_validate({name: f"redis://:12{special}hunter2@host:6379/1"})
+
+    with pytest.raises(SettingsError, match=f"{name} has a password") as caught:
+        make_app(settings)
+
+    assert "hunter2" not in str(caught.value)
+
+
 def test_nothing_is_lost_with_a_worker() -> None:
     """
     Tasks are acknowledged when they are done, fetched one by one, in JSON alone.
