@@ -36,7 +36,8 @@ def test_row_28_a_store_that_says_slow_down(server_url: str, queue: str, client:
     A result is offered again for longer than the S3 client itself tries, and for two leases and more:
     the job stays its worker's, while a peer with nothing to do looks for jobs of the dead.
     """
-    lease_s = 0.6
+    # to make its client the S3 library keeps all threads of this process waiting
+    lease_s = 2.0
     # from the first SlowDown on the client holds its own rate down
     with (
         ScriptedS3(*[Answer(500, code="InternalError")] * S3_TRIES, then=Answer(503, code="SlowDown")) as s3,
