@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from pagemill.bulk_client import BulkClient
 from producers.batch_file.__main__ import main
 from tests.support.batch_files import (
     batch_command,
@@ -20,7 +19,7 @@ from tests.support.batch_files import (
     run_command,
     write_lines,
 )
-from tests.support.servers import wait_for
+from tests.support.servers import is_routed, wait_for
 from tests.support.services import CHECKOUT, RunningService
 from worker.fake_engine import FakeEngine
 
@@ -36,8 +35,7 @@ def _signals_as_they_were() -> Iterator[None]:
 
 @pytest.fixture
 def flags(served_url: str) -> list[str]:
-    with BulkClient(served_url) as client:
-        wait_for(client.workers, 60)
+    wait_for(lambda: is_routed(served_url), 60)
     return ["--redis-url", served_url]
 
 
@@ -122,7 +120,7 @@ def test_it_stands_in_a_pipe(flags: list[str], tmp_path: Path) -> None:
     assert [] == list(tmp_path.iterdir())
 
 
-def test_sigterm_stops_it_in_order(server_url: str, queue: str, client: BulkClient, tmp_path: Path) -> None:
+def test_sigterm_stops_it_in_order(server_url: str, queue: str, tmp_path: Path) -> None:
     """
     Exit code 1 and one sentence; the same command goes on.
     """
@@ -132,7 +130,7 @@ def test_sigterm_stops_it_in_order(server_url: str, queue: str, client: BulkClie
     command = batch_command("run", str(source), "-o", str(output), "--max-jobs", "8", "--rows-per-chunk", "8", *flags)
     # ten parts a second, so that the signal comes before the last one
     with RunningService(server_url, queue, engine=FakeEngine(tokens_per_s=320)):
-        wait_for(client.workers)
+        wait_for(lambda: is_routed(server_url))
         with subprocess.Popen(command, cwd=CHECKOUT, env=environment(), stderr=subprocess.PIPE) as process:
             parts = tmp_path / "out.jsonl.batch" / "parts"
             wait_for(lambda: parts.is_dir() and any(parts.iterdir()), 30)

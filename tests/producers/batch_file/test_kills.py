@@ -23,7 +23,7 @@ from tests.support.batch_files import (
     read_lines,
     write_lines,
 )
-from tests.support.servers import wait_for
+from tests.support.servers import is_routed, wait_for
 from tests.support.services import CHECKOUT, RunningService
 from worker.fake_engine import FakeEngine
 
@@ -31,8 +31,7 @@ from worker.fake_engine import FakeEngine
 @pytest.fixture
 def ready_url(served_url: str) -> str:
     """The server, once its worker serves."""
-    with BulkClient(served_url) as client:
-        wait_for(client.workers, 60)
+    wait_for(lambda: is_routed(served_url), 60)
     return served_url
 
 
@@ -58,7 +57,7 @@ def test_a_killed_run_loses_and_doubles_nothing(
     command += ["--rows-per-chunk", "8", "--max-jobs", "16"]
     # thirty parts a second, so that no run comes to its end before it is killed
     with RunningService(server_url, queue, engine=FakeEngine(tokens_per_s=1000)):
-        wait_for(client.workers)
+        wait_for(lambda: is_routed(server_url))
         for target in sorted(draw.sample(range(40), 2)):
             with subprocess.Popen(command, cwd=CHECKOUT, env=environment(), stderr=subprocess.DEVNULL) as process:
                 wait_for(lambda: num_parts(tmp_path) > target or process.poll() is not None, 60)  # noqa: B023
