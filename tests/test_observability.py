@@ -67,7 +67,13 @@ class Stage:
         return done.stdout
 
     def events(self, program: str) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in (self.folder / f"{program}.log").read_text().splitlines()]
+        # Celery greets on standard output
+        return [json.loads(line) for line in self.lines(program) if line.startswith("{")]
+
+    def lines(self, program: str) -> list[str]:
+        """What it has printed so far; of a line that is being written there may be a part, which is none."""
+        whole, _, _ = (self.folder / f"{program}.log").read_bytes().rpartition(b"\n")
+        return whole.decode().split("\n")
 
 
 def clean_environ() -> dict[str, str]:
@@ -258,9 +264,12 @@ def test_a_request_goes_on_with_its_callers_trace(stage: Stage, streams: bool) -
     )
     span = linked(stage, sent.attributes["messaging.message.id"], sent)
     assert ("interactive", 7) == (span.attributes["pagemill.job.lane"], span.attributes["gen_ai.usage.output_tokens"])
-    (line,) = (
-        one for one in stage.events("gateway") if one.get("request_id") == request_id and one["event"] == "request"
-    )
+
+    def told() -> list[dict[str, Any]]:
+        events = stage.events("gateway")
+        return [one for one in events if one.get("request_id") == request_id and one["event"] == "request"]
+
+    (line,) = wait_for(told)
     assert (TRACE, 200, QUEUE) == (line["trace_id"], line["status"], line["queue"])
 
 
@@ -350,12 +359,10 @@ def test_lines_of_celery_name_the_task_and_none_of_its_values(stage: Stage, call
     assert "done" == caller.value(results)[0]["state"]
 
     def lines() -> list[dict[str, Any]]:
-        text = (stage.folder / "ingress.log").read_text()
-        # Celery greets on standard output
-        return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+        return [one for one in stage.events("ingress") if one.get("task_id") == results]
 
-    wait_for(lambda: any(one.get("task_id") == results and "succeeded" in one["event"] for one in lines()))
-    found = [one for one in lines() if one.get("task_id") == results]
+    wait_for(lambda: any("succeeded" in one["event"] for one in lines()))
+    found = lines()
 
     assert {"celery.app.trace", "celery.worker.strategy"} == {one["logger"] for one in found}
     assert {"pagemill.results"} == {one["task"] for one in found}

@@ -10,7 +10,6 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from pagemill.client import Client
 from producers.child import Child
 from producers.local_redis import local_redis
 from tests.support.celery_box import CeleryBox, up
@@ -18,7 +17,7 @@ from tests.support.gateways import running_gateway
 from tests.support.models import real_model
 from tests.support.pages import ROOT, Block, all_blocks, below, blocks
 from tests.support.programs import DOCS, PLAIN, WALKS, plain_blocks, run_python
-from tests.support.servers import wait_for
+from tests.support.servers import is_routed, wait_for
 from tests.support.services import worker_process
 from tests.support.walkthrough import Walkthrough
 
@@ -117,8 +116,7 @@ def request(number: int) -> str:
 @pytest.fixture
 def ready_url(served_url: str) -> str:
     """The server, once its worker serves."""
-    with Client(served_url) as client:
-        wait_for(lambda: bool(client.workers()), 30)
+    wait_for(lambda: is_routed(served_url), 60)
     return served_url
 
 

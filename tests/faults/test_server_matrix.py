@@ -158,7 +158,7 @@ def test_a_queue_goes_on_without_its_group(client: Client, consumer: MakeConsume
     Without its group the queue goes on: what waits is delivered, what runs keeps its lease.
     """
     client.submit(a_job("runs"))
-    worker, peer = consumer(lease_ms=100), consumer(lease_ms=100)
+    worker, peer = consumer(lease_ms=600), consumer(lease_ms=600)
     [running] = worker.pull()
     client.submit(a_job("waits"))
     redis.xgroup_destroy(running.stream, "workers")

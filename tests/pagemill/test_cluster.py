@@ -102,7 +102,7 @@ def test_a_slot_that_moves_key_by_key(cluster: Cluster, queue: str) -> None:
     source, target = node_of(cluster, queue), other_node(cluster, queue)
     masters = cluster.nodes[:3]
     with (
-        RunningService(cluster.url, queue, engine=FakeEngine(tokens_per_s=10_000)) as service,
+        RunningService(cluster.url, queue, engine=FakeEngine(tokens_per_s=4_000)) as service,
         Client(cluster.url, queue=queue) as client,
     ):
         with Traffic(cluster.url, queue) as traffic:

@@ -77,29 +77,29 @@ def test_the_living_do_not_hide_the_dead(client: Client, consumer: MakeConsumer,
     However many idle entries belong to workers that live, those of a dead one are found in one sweep.
     """
     client.submit_many([a_job(f"{number}") for number in range(4)])
-    owner, dead, peer = consumer(), consumer(), consumer(lease_ms=20)
-    # nothing is taken within a lease of the first look at a server that has just been started
-    peer.run(peer.consumer.sweep())
+    owner, dead, peer = consumer(), consumer(), consumer(lease_ms=1000)
     owner.pull(max_jobs=3)
     [job] = dead.pull()
     dead.run(dead.consumer.leave())
-    wait_for(lambda: idle_ms(redis, job) > 20)
+    wait_for(lambda: idle_ms(redis, job) > 1000)
 
-    assert 1 == peer.run(peer.consumer.sweep(2)).reclaimed
+    # nothing is taken within a lease of the first look at a server that has just been started
+    assert 1 == wait_for(lambda: peer.run(peer.consumer.sweep(2)).reclaimed)
     assert [job.job_id] == [one.job_id for one in peer.pull()]
 
 
-def test_one_sweep_looks_at_all_streams(client: Client, consumer: MakeConsumer) -> None:
+def test_one_sweep_looks_at_all_streams(client: Client, consumer: MakeConsumer, redis: Redis) -> None:
     """
     More tenants have jobs in the hands of a dead worker than one script looks at.
     """
     client.submit_many([a_job(tenant=f"t{number}") for number in range(600)])
-    dead, peer = consumer(), consumer(lease_ms=20)
-    dead.pull(max_jobs=600)
+    dead, peer = consumer(), consumer(lease_ms=1000)
+    held = dead.pull(max_jobs=600)
     dead.run(dead.consumer.leave())
-    time.sleep(0.03)
+    wait_for(lambda: idle_ms(redis, held[-1]) > 1000)
 
-    assert 600 == peer.run(peer.consumer.sweep(1000)).reclaimed
+    # the first sweep that takes any takes them all
+    assert 600 == wait_for(lambda: peer.run(peer.consumer.sweep(1000)).reclaimed)
 
 
 def test_nothing_is_taken_before_a_new_server_was_seen_for_a_lease(
@@ -115,13 +115,13 @@ def test_nothing_is_taken_before_a_new_server_was_seen_for_a_lease(
     peer.run(peer.consumer.sweep())
     redis.hset(f"{QueueKeys(queue).base}:server", "run_id", "the old master")
     time.sleep(0.5)
-    seen = [peer.run(peer.consumer.sweep()).reclaimed for _ in range(2)]
+    first = peer.run(peer.consumer.sweep()).reclaimed
 
     lapse(peer)
 
     since = int(redis.hget(f"{QueueKeys(queue).base}:server", "since"))  # type: ignore[arg-type]
     seconds, micros = redis.time()
-    assert ([0, 0], True) == (seen, seconds * 1000 + micros // 1000 - since >= 400)
+    assert (0, True) == (first, seconds * 1000 + micros // 1000 - since >= 400)
 
 
 def test_nothing_is_taken_before_the_server_was_up_for_a_lease(client: Client, consumer: MakeConsumer) -> None:

@@ -196,16 +196,16 @@ def test_one_job_waits_where_its_caller_wants_that(server_url: str, queue: str, 
         client.submit(a_job("abc", max_tokens=9))
     cancel = threading.Timer(0.3, client.cancel, [first])
     cancel.start()
-    second = client.submit(a_job("abc", max_tokens=9), wait_s=0.8)
+    second = client.submit(a_job("abc", max_tokens=9), wait_s=1.5)
     cancel.join()
     cancel = threading.Timer(0.3, client.cancel, [second.job_id])
-    cancel.start()
 
     async def submit_third() -> str:
         async with AsyncClient(server_url, queue=queue) as other:
             with pytest.raises(Busy):
                 await other.submit(a_job("abc", max_tokens=9))
-            return (await other.submit(a_job("abc", max_tokens=9), wait_s=0.8)).state
+            cancel.start()
+            return (await other.submit(a_job("abc", max_tokens=9), wait_s=1.5)).state
 
     assert "queued" == asyncio.run(submit_third())
     cancel.join()

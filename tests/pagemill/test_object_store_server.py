@@ -45,7 +45,7 @@ def is_get(request: Request) -> bool:
     return request.method == "GET" and "Range" in request.headers
 
 
-def test_30_megabytes_in_parts(store: ObjectStore, proxy: S3Proxy, bucket: Seaweed) -> None:
+def test_30_megabytes_in_parts(store: ObjectStore, proxy: S3Proxy, bucket: Seaweed, folder: str) -> None:
     """
     A large object goes in four parts, and is there with the last; a window over two parts is read of it.
     """
@@ -59,10 +59,10 @@ def test_30_megabytes_in_parts(store: ObjectStore, proxy: S3Proxy, bucket: Seawe
     stat = store.stat(writer.url)
     assert len(data) == stat.size
     assert data[8_000_000:9_000_000] == store.get_range(writer.url, 8_000_000, 1_000_000, stat.etag)
-    assert [] == unfinished(bucket)
+    assert [] == unfinished(bucket, folder)
 
 
-def test_parts_that_come_to_nothing_are_taken_back(store: ObjectStore, bucket: Seaweed) -> None:
+def test_parts_that_come_to_nothing_are_taken_back(store: ObjectStore, bucket: Seaweed, folder: str) -> None:
     """
     After an error in the middle of a large object, the bucket holds none of its parts.
     """
@@ -70,13 +70,13 @@ def test_parts_that_come_to_nothing_are_taken_back(store: ObjectStore, bucket: S
     def begin() -> None:
         with store.open_writer("large") as writer:
             writer.write(bytes(9_000_000))
-            assert 1 == len(unfinished(bucket))
+            assert 1 == len(unfinished(bucket, folder))
             raise RuntimeError("stop")
 
     with pytest.raises(RuntimeError, match="stop"):
         begin()
 
-    assert ([], False) == (unfinished(bucket), store.exists(store.url("large")))
+    assert ([], False) == (unfinished(bucket, folder), store.exists(store.url("large")))
 
 
 def test_a_part_that_is_refused_is_sent_again_alone(store: ObjectStore, proxy: S3Proxy) -> None:
@@ -94,7 +94,9 @@ def test_a_part_that_is_refused_is_sent_again_alone(store: ObjectStore, proxy: S
     assert data == store.get(writer.url)
 
 
-def test_a_store_that_stays_away_ends_the_write(store: ObjectStore, proxy: S3Proxy, bucket: Seaweed) -> None:
+def test_a_store_that_stays_away_ends_the_write(
+    store: ObjectStore, proxy: S3Proxy, bucket: Seaweed, folder: str
+) -> None:
     """
     A part that is refused for good is an error, and the parts before it are taken back.
     """
@@ -104,7 +106,7 @@ def test_a_store_that_stays_away_ends_the_write(store: ObjectStore, proxy: S3Pro
         writer.write(bytes(20_000_000))
 
     assert ObjectStoreError is caught.type
-    assert ([], False) == (unfinished(bucket), store.exists(writer.url))
+    assert ([], False) == (unfinished(bucket, folder), store.exists(writer.url))
 
 
 def test_credentials_that_expire_between_parts(
@@ -252,7 +254,8 @@ def test_of_two_writers_of_large_objects_at_once_none_is_mixed(bucket: Seaweed, 
     assert [] == write_at_once(store, data[:1])
 
 
-def unfinished(bucket: Seaweed) -> list[str]:
-    """Keys of uploads that have begun."""
+def unfinished(bucket: Seaweed, folder: str) -> list[str]:
+    """Keys of uploads that have begun; others that share the bucket may have left some."""
     found = bucket.client().list_multipart_uploads(Bucket=BUCKET)
-    return [str(upload["Key"]) for upload in found.get("Uploads", ())]
+    keys = (str(upload["Key"]) for upload in found.get("Uploads", ()))
+    return [key for key in keys if key.startswith(f"{folder}/")]

@@ -106,7 +106,7 @@ def test_a_large_group_is_given_out_in_parts(client: Client, consumer: MakeConsu
         dead.run(dead.consumer.leave())
         # all of them idle for a lease: one script takes them, and halves them
         time.sleep(0.05)
-        assert num_jobs == peer.run(peer.consumer.sweep()).reclaimed
+        assert num_jobs == wait_for(lambda: peer.run(peer.consumer.sweep()).reclaimed)  # noqa: B023
     worker, sizes = consumer(), []
     while jobs := take(worker):
         sizes.append(len(jobs))

@@ -55,13 +55,13 @@ def run_killed(
     folder: Path, flags: Sequence[str], output: str, *, kills: int, num_chunks: int, draw: random.Random
 ) -> "subprocess.CompletedProcess[str]":
     """
-    Run a job, kill it several times at random while it has chunks to do, and run it to its end.
+    Run a job, kill it several times at random within the first half of its chunks, and run it to its end.
 
     Each time it is killed with SIGKILL, a little after so many chunks as were drawn have been written.
     """
     store = open_store(output)
     command = bulk_command("run", *flags, "--output", output)
-    targets = sorted(draw.sample(range(num_chunks * 9 // 10), kills))
+    targets = sorted(draw.sample(range(num_chunks // 2), kills))
     for number, target in enumerate(targets):
         with (folder / f"run-{number}.log").open("wb") as log:
             process = subprocess.Popen(command, cwd=CHECKOUT, stdout=log, stderr=log)

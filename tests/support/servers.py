@@ -9,7 +9,7 @@ from typing import Any
 
 from redis import Redis
 
-from pagemill.connection import AsyncServers
+from pagemill.connection import AsyncServers, connect
 from pagemill.consumer import Consumer
 from pagemill.ids import uuid7
 from pagemill.keys import MODELS, QueueKeys, is_permanent
@@ -65,6 +65,12 @@ def wait_for(condition: Callable[[], Any], timeout_s: float = 10.0) -> Any:
         assert time.monotonic() < deadline, f"not within {timeout_s} s: {condition}"
         time.sleep(0.005)
     return value
+
+
+def is_routed(url: str, model: str = "fake") -> bool:
+    """Whether a worker has registered a model: it does so a moment after its first heartbeat."""
+    with connect(url, key=MODELS) as models:
+        return bool(models.hexists(MODELS, model))
 
 
 class BlockingConsumer:

@@ -150,7 +150,9 @@ class WorkerProcess:
 
     def events(self) -> list[dict[str, Any]]:
         """What it has logged so far."""
-        lines = self.log_path.read_text().splitlines()
+        # of a line that is being written there may be a part
+        whole, _, _ = self.log_path.read_bytes().rpartition(b"\n")
+        lines = whole.decode().split("\n")
         return [json.loads(line) for line in lines if line.startswith("{")]
 
     def has_logged(self, event: str) -> bool:

@@ -2,7 +2,6 @@
 
 import json
 import signal
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,8 +44,8 @@ def test_a_job_that_moves_has_a_span_of_each_worker(
     with collecting() as collector:
         with traced_worker(server_url, queue, tmp_path / "1", collector, *flags, "--fake-tokens-per-s", "500") as first:
             job_id = client.submit(a_job(max_tokens=LONG, traceparent=TRACEPARENT)).job_id
-            wait_for(lambda: client.status(job_id).state == "running")
-            time.sleep(0.6)
+            # it is running before the engine has it
+            wait_for(lambda: any(int(one.get("generated_tokens", 0)) for one in client.workers().values()), 20)
             first.send(signal.SIGTERM)
             first.wait()
         with traced_worker(

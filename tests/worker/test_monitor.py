@@ -10,7 +10,7 @@ from pathlib import Path
 from pagemill.client import Client
 from producers.child import Child
 from tests.support.redis_process import RedisProcess
-from tests.support.scrapes import get, get_json, scrape
+from tests.support.scrapes import Scrape, get, get_json, scrape
 from tests.support.servers import a_job, wait_for
 from tests.support.services import CHECKOUT, WorkerProcess, worker_process
 from worker.timings import STEP_BOUNDS
@@ -46,9 +46,16 @@ def test_a_worker_shows_its_work(server_url: str, queue: str, client: Client, tm
         )
         for job in jobs[:3]:
             client.result(job.job_id, wait_s=20)
-        # the engine tells a few times a second
-        wait_for(lambda: scrape(port).value("pagemill_engine_queue_seconds_count", lane="bulk") == 1)
-        found = scrape(port)
+        # the engine tells a few times a second, and the worker counts an end when it has been told of
+        done = {"lane": "interactive", "outcome": "done", "reason": "length"}
+
+        def all_told() -> Scrape | None:
+            page = scrape(port)
+            first_token = page.value("pagemill_engine_first_token_seconds_count", lane="bulk")
+            held = page.value("pagemill_inflight_jobs"), page.value("pagemill_engine_running")
+            return page if (page.value("pagemill_jobs_total", **done), first_token, *held) == (3, 1, 1, 1) else None
+
+        found: Scrape = wait_for(all_told)
         autoscale = get_json(port, "/autoscale")
         client.cancel(jobs[3].job_id)
 
@@ -98,11 +105,9 @@ def test_a_worker_that_drains_is_not_ready(server_url: str, queue: str, client: 
         wait_for(lambda: get(port, "/readyz")[0] == 503)
 
         assert 200 == get(port, "/healthz")[0]
-        found = scrape(port)
-        assert (0, 1) == (
-            found.value("pagemill_worker_ready"),
-            found.value("pagemill_pull_empty_total", why="draining"),
-        )
+        assert 0 == scrape(port).value("pagemill_worker_ready")
+        # a pull that is under way ends first
+        wait_for(lambda: scrape(port).value("pagemill_pull_empty_total", why="draining") == 1)
         client.cancel(job)
         assert 0 == worker.wait(30)
 

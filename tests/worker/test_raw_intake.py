@@ -230,10 +230,10 @@ def test_a_tenant_at_its_limit_holds_up_nobody_else(server_url: str, queue: str,
     """
     redis.hset(f"{QueueKeys(queue).base}:limits", "tenant:flood", 1500)
     engine = FakeEngine(tokens_per_s=5000.0, max_num_seqs=4)
+    options = {"max_tokens": 60}
+    flood = [write(redis, queue, id=f"flood-{n}", tenant="flood", options=options) for n in range(300)]
+    late = write(redis, queue, id="late", tenant="other", lane="interactive")
     with RunningService(server_url, queue, engine=engine):
-        options = {"max_tokens": 60}
-        flood = [write(redis, queue, id=f"flood-{n}", tenant="flood", options=options) for n in range(300)]
-        late = write(redis, queue, id="late", tenant="other", lane="interactive")
         wait_for_results(redis, queue, late)
         assert redis.xlen(QueueKeys(queue).raw) > 100
         results = wait_for_results(redis, queue, *flood)
@@ -279,8 +279,11 @@ def test_a_key_of_another_type_stops_only_the_raw_intake(server_url: str, queue:
     Somebody put a list where the stream should be: jobs of clients go on, and entries when it is gone.
     """
     with RunningService(server_url, queue), Client(server_url, queue=queue) as client:
-        redis.delete(QueueKeys(queue).raw)
-        redis.lpush(QueueKeys(queue).raw, "no stream")
+        with redis.pipeline() as at_once:
+            # a worker makes the stream anew as soon as it misses it
+            at_once.delete(QueueKeys(queue).raw)
+            at_once.lpush(QueueKeys(queue).raw, "no stream")
+            at_once.execute()
         assert client.text(client.submit(prompt="Why?").job_id, wait_s=10)
         redis.delete(QueueKeys(queue).raw)
         [result] = wait_for_results(redis, queue, write(redis, queue))

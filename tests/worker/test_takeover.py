@@ -110,6 +110,11 @@ class Stage:
                 tokens[int(fields[b"i"])] = int(fields[b"n"])
         return tokens
 
+    def last_published_ms(self, job: Job) -> int:
+        """When the newest text of its stream came, by the server's clock."""
+        [(entry_id, _)] = self.redis.xrevrange(self.key("t", job), count=1)
+        return int(entry_id.split(b"-")[0])
+
     def kill_while_it_works(self, worker: WorkerProcess, jobs: list[Job], leases_later: float) -> bool:
         """
         Kill a worker when all its answers have grown, some time after a renewal; look at what is saved of them.
@@ -133,8 +138,8 @@ class Stage:
         wait_for(lambda: not any(map(is_alive, pids)))
         if self.has_ended(jobs):
             return False
-        seconds, micros = self.redis.time()  # type: ignore[misc]
-        half_a_lease_ago = 1000 * seconds + micros / 1000 - 500 * self.lease_s
+        # of the time at which it died, not of now: this process may have had to wait for its turn
+        half_a_lease_ago = max(map(self.last_published_ms, jobs)) - 500 * self.lease_s
         lost, half_a_lease = [], []
         for job in jobs:
             before, now = self.published(job, half_a_lease_ago), self.published(job)

@@ -237,7 +237,7 @@ def test_without_a_secret_nothing_is_sent(server_url: str, queue: str, client: C
 
 
 def test_a_dead_deliverers_webhook_is_delivered_by_another(
-    server_url: str, queue: str, client: Client, consumer: MakeConsumer
+    server_url: str, queue: str, client: Client, consumer: MakeConsumer, redis: Redis
 ) -> None:
     """
     What was taken and not settled is due again; what was settled is not.
@@ -245,8 +245,10 @@ def test_a_dead_deliverers_webhook_is_delivered_by_another(
     with receiver(status(200)) as server:
         batch_id = ended_batch(client, server.url)
         dead = consumer()
-        [taken] = dead.run(dead.consumer.take_hooks(8, hold_ms=200))
-        assert [] == dead.run(dead.consumer.take_hooks(8, hold_ms=200))
+        [taken] = dead.run(dead.consumer.take_hooks(8, hold_ms=60_000))
+        assert [] == dead.run(dead.consumer.take_hooks(8, hold_ms=60_000))
+        # as if the minute had passed
+        redis.zincrby(f"{QueueKeys(queue).base}:hooks", -60_000, batch_id)
         deliver(server_url, queue, settled(client, batch_id))
 
     assert (batch_id, 1) == (taken.batch_id, len(server.received))

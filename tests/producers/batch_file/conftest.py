@@ -10,7 +10,7 @@ import pytest
 from pagemill.bulk_client import BulkClient
 from producers.batch_file.local import Summary, run_file
 from producers.batch_file.plan import Order
-from tests.support.servers import wait_for
+from tests.support.servers import is_routed, wait_for
 from tests.support.services import RunningService
 
 RunFile = Callable[..., Summary]
@@ -23,10 +23,10 @@ def client(server_url: str, queue: str) -> Iterator[BulkClient]:
 
 
 @pytest.fixture
-def service(server_url: str, queue: str, client: BulkClient) -> Iterator[RunningService]:
+def service(server_url: str, queue: str) -> Iterator[RunningService]:
     """A worker of the test's queue, once its model is known."""
     with RunningService(server_url, queue) as service:
-        wait_for(client.workers)
+        wait_for(lambda: is_routed(server_url))
         yield service
 
 

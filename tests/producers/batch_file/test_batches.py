@@ -15,7 +15,7 @@ from producers.batch_file.server import BatchServer, Capacity
 from producers.batch_file.service import BatchRunner, FileKeeper, folder_of, open_service
 from producers.openai_api.errors import ApiError
 from tests.support.batch_files import CHAT, chat_line, ids_of
-from tests.support.servers import wait_for
+from tests.support.servers import is_routed, wait_for
 from tests.support.services import RunningService
 from worker.fake_engine import FakeEngine
 
@@ -153,7 +153,7 @@ def test_a_cancelled_batch_keeps_what_it_has(
         RunningService(server_url, queue, engine=FakeEngine(tokens_per_s=400, max_num_seqs=4)),
         serving(root, queue, client, Capacity(batches=1, jobs=32)),
     ):
-        wait_for(client.workers)
+        wait_for(lambda: is_routed(server_url))
         lines = [chat_line(number, max_tokens=8) for number in range(2000)]
         batch = batches.create(TENANT, input_file_id=upload(files, lines), endpoint=CHAT)
         moving = wait_for(lambda: 0 < batches.get(TENANT, batch.id).request_counts.completed, 20)
@@ -187,7 +187,7 @@ def test_a_batch_that_is_late_expires(
         RunningService(server_url, queue, engine=FakeEngine(tokens_per_s=200, max_num_seqs=4)),
         serving(root, queue, client, Capacity(batches=1, jobs=16)),
     ):
-        wait_for(client.workers)
+        wait_for(lambda: is_routed(server_url))
         lines = [chat_line(number, max_tokens=8) for number in range(400)]
         batch = batches.create(TENANT, input_file_id=upload(files, lines), endpoint=CHAT, completion_window="2s")
         record = ended(batches, batch.id)
@@ -214,7 +214,7 @@ def test_a_batch_expires_where_no_worker_lives(
     """
     monkeypatch.setattr("producers.bulk.runner.GRACE_S", 0.5)
     with RunningService(server_url, queue):
-        wait_for(client.workers)
+        wait_for(lambda: is_routed(server_url))
     batch = batches.create(
         TENANT,
         input_file_id=upload(files, [chat_line(number) for number in range(600)]),
@@ -256,7 +256,7 @@ def test_a_server_that_stops_leaves_its_batch_to_the_next(
     Stopped in order in the middle, another goes on: nothing is lost and nothing done twice.
     """
     with RunningService(server_url, queue, engine=FakeEngine(tokens_per_s=2000)):
-        wait_for(client.workers)
+        wait_for(lambda: is_routed(server_url))
         lines = [chat_line(number) for number in range(1500)]
         batch = batches.create(TENANT, input_file_id=upload(files, lines), endpoint=CHAT)
         capacity = Capacity(batches=1, jobs=64)
@@ -399,7 +399,7 @@ def test_answers_that_came_while_no_server_ran_are_kept_after_a_cancel(
     What the queue had answered before the cancel is in the output, though nobody had written it down.
     """
     with RunningService(server_url, queue, engine=FakeEngine(tokens_per_s=2000)):
-        wait_for(client.workers)
+        wait_for(lambda: is_routed(server_url))
         lines = [chat_line(number) for number in range(1500)]
         batch = batches.create(TENANT, input_file_id=upload(files, lines), endpoint=CHAT)
         with serving(root, queue, client, Capacity(batches=1, jobs=128)):

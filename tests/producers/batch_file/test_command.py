@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from pagemill.bulk_client import BulkClient
 from producers.batch_file.__main__ import main
 from tests.support.batch_files import (
     batch_command,
@@ -20,8 +19,9 @@ from tests.support.batch_files import (
     run_command,
     write_lines,
 )
-from tests.support.servers import wait_for
-from tests.support.services import CHECKOUT
+from tests.support.servers import is_routed, wait_for
+from tests.support.services import CHECKOUT, RunningService
+from worker.fake_engine import FakeEngine
 
 
 @pytest.fixture(autouse=True)
@@ -35,8 +35,7 @@ def _signals_as_they_were() -> Iterator[None]:
 
 @pytest.fixture
 def flags(served_url: str) -> list[str]:
-    with BulkClient(served_url) as client:
-        wait_for(client.workers, 60)
+    wait_for(lambda: is_routed(served_url), 60)
     return ["--redis-url", served_url]
 
 
@@ -121,25 +120,29 @@ def test_it_stands_in_a_pipe(flags: list[str], tmp_path: Path) -> None:
     assert [] == list(tmp_path.iterdir())
 
 
-def test_sigterm_stops_it_in_order(flags: list[str], tmp_path: Path) -> None:
+def test_sigterm_stops_it_in_order(server_url: str, queue: str, tmp_path: Path) -> None:
     """
     Exit code 1 and one sentence; the same command goes on.
     """
+    flags = ("--redis-url", server_url, "--queue", queue)
     source = write_lines(tmp_path / "in.jsonl", (chat_line(number) for number in range(160)))
     output = tmp_path / "out.jsonl"
     command = batch_command("run", str(source), "-o", str(output), "--max-jobs", "8", "--rows-per-chunk", "8", *flags)
-    with subprocess.Popen(command, cwd=CHECKOUT, env=environment(), stderr=subprocess.PIPE) as process:
-        parts = tmp_path / "out.jsonl.batch" / "parts"
-        wait_for(lambda: parts.is_dir() and any(parts.iterdir()), 30)
-        process.send_signal(signal.SIGTERM)
-        assert process.stderr is not None
-        said = process.stderr.read()
+    # ten parts a second, so that the signal comes before the last one
+    with RunningService(server_url, queue, engine=FakeEngine(tokens_per_s=320)):
+        wait_for(lambda: is_routed(server_url))
+        with subprocess.Popen(command, cwd=CHECKOUT, env=environment(), stderr=subprocess.PIPE) as process:
+            parts = tmp_path / "out.jsonl.batch" / "parts"
+            wait_for(lambda: parts.is_dir() and any(parts.iterdir()), 30)
+            process.send_signal(signal.SIGTERM)
+            assert process.stderr is not None
+            said = process.stderr.read()
 
-    assert 1 == process.returncode
-    assert said.endswith(b"batch: stopped; the same command goes on with it\n")
-    assert not output.exists()
-    again = subprocess.run(command, cwd=CHECKOUT, env=environment(), capture_output=True, check=False)
-    assert 0 == again.returncode
+        assert 1 == process.returncode
+        assert said.endswith(b"batch: stopped; the same command goes on with it\n")
+        assert not output.exists()
+        again = subprocess.run(command, cwd=CHECKOUT, env=environment(), capture_output=True, check=False)
+        assert 0 == again.returncode
     assert [f"line-{number}" for number in range(160)] == ids_of(read_lines(output))
 
 

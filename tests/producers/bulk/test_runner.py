@@ -1,6 +1,5 @@
 """The runner alone, with tasks and outputs of these tests."""
 
-import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -74,6 +73,14 @@ def stopped(runner: Runner[Chunk, Row]) -> Iterator[None]:
         runner.stop()
 
 
+def full_and_stays_so(client: BulkClient, num_jobs: int, turns: list[int]) -> None:
+    """Wait until so many jobs are in the queue, and see that some turns more add none."""
+    wait_for(lambda: sum(client.stats().queued.values()) == num_jobs)
+    before = len(turns)
+    wait_for(lambda: len(turns) > before + 2)
+    assert num_jobs == sum(client.stats().queued.values())
+
+
 CHUNKS: Sequence[Chunk] = [range(start, start + 5) for start in range(0, 60, 5)]
 
 
@@ -136,8 +143,7 @@ def test_no_more_is_in_the_queue_than_allowed(client: BulkClient, server_url: st
     )
     with ThreadPoolExecutor(1) as threads, stopped(runner):
         run = threads.submit(runner.run, CHUNKS)
-        wait_for(lambda: len(most) > 2)
-        assert 8 == sum(client.stats().queued.values())
+        full_and_stays_so(client, 8, most)
         assert 4 == len(taken)
         with RunningService(server_url, queue):
             run.result(30)
@@ -156,8 +162,7 @@ def test_tokens_are_bounded_too(client: BulkClient, server_url: str, queue: str)
     runner = Runner(client, task, read, rows.write, limits=limits, on_turn=lambda _: turns.append(1))
     with ThreadPoolExecutor(1) as threads, stopped(runner):
         run = threads.submit(runner.run, CHUNKS)
-        wait_for(lambda: len(turns) > 2)
-        assert 3 == sum(client.stats().queued.values())
+        full_and_stays_so(client, 3, turns)
         with RunningService(server_url, queue):
             run.result(30)
 
@@ -173,8 +178,7 @@ def test_a_job_above_the_limit_goes_alone(client: BulkClient, server_url: str, q
     runner = Runner(client, task, read, rows.write, limits=limits, on_turn=lambda _: turns.append(1))
     with ThreadPoolExecutor(1) as threads, stopped(runner):
         run = threads.submit(runner.run, CHUNKS[:2])
-        wait_for(lambda: len(turns) > 2)
-        assert 1 == sum(client.stats().queued.values())
+        full_and_stays_so(client, 1, turns)
         with RunningService(server_url, queue):
             run.result(30)
 
@@ -292,8 +296,12 @@ def test_a_stopped_runner_leaves_its_jobs_in_the_queue(client: BulkClient, serve
     """
     `stop` returns soon; the next runner finds the jobs again, and none runs twice.
     """
-    first = Runner(client, Echo(), read, Rows().write, limits=Limits(jobs=10))
-    threading.Timer(0.2, first.stop).start()
+
+    def full(counts: Counts) -> None:
+        if counts.jobs == 10:
+            first.stop()
+
+    first = Runner(client, Echo(), read, Rows().write, limits=Limits(jobs=10), on_turn=full)
     counts = first.run(CHUNKS)
     assert 10 == counts.jobs
     rows = Rows()

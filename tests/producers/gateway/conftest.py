@@ -9,7 +9,7 @@ import pytest
 
 from producers.local_redis import local_redis
 from tests.support.gateways import RunningGateway, running_gateway
-from tests.support.servers import wait_for
+from tests.support.servers import is_routed, wait_for
 from tests.support.services import RunningService
 from worker.fake_engine import FakeEngine
 
@@ -25,6 +25,7 @@ def redis_url() -> Iterator[str]:
 @pytest.fixture(scope="module")
 def service(redis_url: str) -> Iterator[RunningService]:
     with RunningService(redis_url, QUEUE, lease_s=1.0, engine=FakeEngine(tokens_per_s=4000)) as service:
+        wait_for(lambda: is_routed(redis_url))
         yield service
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import httpx
 
 from tests.support.gateways import running_gateway, write_keys
-from tests.support.servers import wait_for
+from tests.support.servers import is_routed, wait_for
 from tests.support.services import RunningService
 from tests.support.topologies import Cluster
 
@@ -22,7 +22,7 @@ def test_limits_hold_wherever_their_keys_are(tmp_path: Path) -> None:
         RunningService(cluster.url, "queue"),
         running_gateway(cluster.url, "queue", keys_file=tmp_path / "keys.toml") as gateway,
     ):
-        wait_for(lambda: httpx.get(f"{gateway.url}/readyz").status_code == 200)
+        wait_for(lambda: is_routed(cluster.url))
         statuses = {
             name: [
                 httpx.post(

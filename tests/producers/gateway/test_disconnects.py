@@ -16,7 +16,7 @@ from pagemill.client import Client
 from producers.gateway.api_keys import ApiKey, hash_of
 from producers.gateway.limits import KEY
 from tests.support.gateways import RunningGateway, running_gateway, write_keys
-from tests.support.servers import wait_for
+from tests.support.servers import is_routed, wait_for
 from tests.support.services import RunningService
 from worker.fake_engine import FakeEngine
 
@@ -132,7 +132,7 @@ def test_a_silent_stream_is_kept_alive(redis_url: str, monkeypatch: pytest.Monke
     slow = FakeEngine(model_name="slow", tokens_per_s=10)
     body = {"model": "slow", "prompt": "x", "max_tokens": 4, "stream": True}
     with RunningService(redis_url, "slow", engine=slow), running_gateway(redis_url, "slow") as gateway:
-        wait_for(lambda: httpx.get(f"{gateway.url}/readyz").status_code == 200)
+        wait_for(lambda: is_routed(redis_url, "slow"))
         lines = httpx.post(f"{gateway.url}/v1/completions", json=body, timeout=30).text.splitlines()
 
     assert ": waiting" in lines
@@ -162,7 +162,7 @@ def test_all_jobs_of_a_request_end_when_its_client_leaves(redis_url: str) -> Non
         running_gateway(redis_url, "many") as gateway,
         Client(redis_url, queue="many") as client,
     ):
-        wait_for(lambda: httpx.get(f"{gateway.url}/readyz").status_code == 200)
+        wait_for(lambda: is_routed(redis_url, "slow"))
         with pytest.raises(httpx.TimeoutException):
             httpx.post(f"{gateway.url}/v1/completions", json=body, timeout=1.0)
         # those that wait end at once, and the running ones within a lease; one after the other took 12 thirds
@@ -182,7 +182,7 @@ def test_text_that_was_read_under_an_idempotency_key_is_paid_for(redis_url: str,
         running_gateway(redis_url, "paid", keys_file=tmp_path / "keys.toml") as gateway,
         Redis.from_url(redis_url) as redis,
     ):
-        wait_for(lambda: httpx.get(f"{gateway.url}/readyz").status_code == 200)
+        wait_for(lambda: is_routed(redis_url))
         with httpx.stream("POST", f"{gateway.url}/v1/completions", json=body, headers=headers, timeout=30) as stream:
             next(stream.iter_lines())
         wait_for(lambda: gateway.gateway.in_flight == 0)
@@ -204,7 +204,7 @@ def test_a_client_that_does_not_read_is_let_go(redis_url: str, monkeypatch: pyte
         RunningService(redis_url, "wide", engine=engine),
         running_gateway(redis_url, "wide", timeout_s=4) as gateway,
     ):
-        wait_for(lambda: httpx.get(f"{gateway.url}/readyz").status_code == 200)
+        wait_for(lambda: is_routed(redis_url, "wide"))
         host, _, port = gateway.url.removeprefix("http://").partition(":")
         with socket.socket() as connection:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
