@@ -13,14 +13,14 @@ from pagemill.async_client import AsyncClient
 from pagemill.client import Client
 from pagemill.connection import connect_async
 from pagemill.errors import NotPermitted
-from pagemill.keys import MODELS, QueueKeys
+from pagemill.keys import QueueKeys
 from pagemill.overview import Overview, read_overview
 from pagemill.schema import Job
 from pagemill.scripts import load
 from producers.gateway.api_keys import ApiKey
 from producers.gateway.limits import Limiter
 from producers.local_redis import local_redis
-from tests.support.servers import a_job, wait_for
+from tests.support.servers import a_job, is_routed, wait_for
 from tests.support.services import RunningService
 from tests.support.topologies import Cluster
 from worker.fake_engine import FakeEngine
@@ -140,10 +140,8 @@ def test_the_rules_suffice(users: dict[str, str]) -> None:
     with (
         RunningService(users["worker"], queue, engine=FakeEngine(model_name="listed")) as service,
         Client(users["producer"], queue=queue) as client,
-        Redis.from_url(users["worker"], protocol=2) as table,
     ):
-        # a worker is known before its model is
-        wait_for(lambda: table.hexists(MODELS, "listed"))
+        wait_for(lambda: is_routed(users["worker"], "listed"))
         batch = client.create_batch().batch_id
         jobs = [a_job(f"{n}", batch=batch, stream=True, timeout_s=60, metadata={"n": str(n)}) for n in range(40)]
         ids = [one.job_id for one in client.submit_many(jobs)]
