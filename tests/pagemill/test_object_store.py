@@ -438,3 +438,12 @@ def test_keys_in_a_url_are_refused_and_not_shown(url: str) -> None:
         open_store(url)
 
     assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize("odd", ["file://[", "s3://b]/x", "{}a%00b", "{}\0", "{}\ud800"])
+def test_a_url_that_is_none_is_in_no_store(store: ObjectStore, odd: str) -> None:
+    """
+    Callers name objects: what no store has given is refused as what lies elsewhere.
+    """
+    with pytest.raises(ObjectStoreError):
+        store.get(odd.format(store.url("")))
