@@ -107,11 +107,15 @@ class FileStore:
             raise _kind_of(error)(f"cannot delete {path}: {error}") from error
 
     def _path(self, url: str) -> Path:
-        parts = urlsplit(url)
-        if parts.scheme != "file":
-            raise ObjectStoreError(f"the object {url!r} is not in {self}")
-        # a file's name may be no text
-        return self._inside(Path(os.fsdecode(unquote_to_bytes(parts.path))))
+        try:
+            parts = urlsplit(url)
+            if parts.scheme == "file":
+                # a file's name may be no text
+                return self._inside(Path(os.fsdecode(unquote_to_bytes(parts.path))))
+        except ValueError:
+            # a host that is none, a NUL or half a surrogate pair: no URL that a store has given
+            pass
+        raise ObjectStoreError(f"the object {url!r} is not in {self}")
 
     def _inside(self, path: Path) -> Path:
         # resolved: neither dots nor links lead out

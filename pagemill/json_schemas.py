@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import combinations
-from math import inf
+from math import inf, isfinite
 from typing import Any, NoReturn, Self
 
 from pagemill.json_formats import PATTERNS
@@ -65,7 +65,16 @@ def check_json_schema(schema: dict[str, Any]) -> None:
     depth = _depth(schema)
     if depth > MAX_SCHEMA_DEPTH:
         raise ValueError(f"json_schema is nested {depth} deep: want no more than {MAX_SCHEMA_DEPTH}")
+    # workers read whole numbers as floats, too, where they are long
+    json.loads(text, parse_int=_check_size)
     _Checker().check(schema)
+
+
+def _check_size(digits: str) -> None:
+    if not isfinite(float(digits)):
+        raise ValueError(
+            f"json_schema has a number of {len(digits.lstrip('-')):,} digits: want no more than a float holds"
+        )
 
 
 def with_json_patterns(schema: Any) -> Any:

@@ -12,6 +12,7 @@ Let it wait for the longest time that a job may queue and run plus its `result_t
 limits for both together are 60 days, where jobs have a deadline.
 """
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
@@ -21,6 +22,9 @@ from pagemill.errors import SettingsError
 from pagemill.file_store import FileStore
 from pagemill.objects import ObjectEntry, ObjectStat, ObjectWriter
 from pagemill.s3_store import S3Store
+
+_BUCKET = re.compile(r"arn:[^@]+|[^:@]+")
+_KEYS = "keys stand in no URL, they are read from where boto3 finds them"
 
 
 class ObjectStore(Protocol):
@@ -91,15 +95,32 @@ def open_store(url: str) -> ObjectStore:
     boto3 finds them. Nothing is opened yet.
 
     Raises:
-        SettingsError: the URL is neither.
+        SettingsError: the URL is neither, or has a login.
     """
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise SettingsError(f"the object store's URL has a host that is none: {error}") from None
     if parts.scheme == "file" and parts.netloc in ("", "localhost") and parts.path.startswith("/"):
         return FileStore(Path(unquote(parts.path)))
-    if parts.scheme == "s3" and parts.netloc:
+    if parts.scheme == "s3" and _BUCKET.fullmatch(parts.netloc):
         options = dict(parse_qsl(parts.query))
         unknown = sorted(options.keys() - {"endpoint", "region"})
         if unknown:
             raise SettingsError(f"the object store's URL has {unknown[0]!r}: it takes endpoint and region")
+        if "endpoint" in options and not _is_endpoint(options["endpoint"]):
+            raise SettingsError(f"the object store's URL has an endpoint that is not http://host:port; {_KEYS}")
         return S3Store(parts.netloc, parts.path.strip("/"), options.get("endpoint"), options.get("region"))
-    raise SettingsError(f"the object store is {url!r}: want file:///folder or s3://bucket/prefix?endpoint=http://...")
+    # a secret may have a slash: its end is in the path then
+    has_login = "@" in url or ":" in parts.netloc
+    shown = f"a URL with a login, and {_KEYS}" if has_login else repr(url)
+    raise SettingsError(f"the object store is {shown}: want file:///folder or s3://bucket/prefix?endpoint=http://...")
+
+
+def _is_endpoint(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        is_port = parts.port is None or parts.port > 0
+    except ValueError:
+        return False
+    return parts.scheme in ("http", "https") and bool(parts.hostname) and "@" not in url and is_port

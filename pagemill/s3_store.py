@@ -87,8 +87,13 @@ class S3Store:
             self._calls.send("delete_object", **place)
 
     def _place(self, url: str) -> dict[str, str]:
-        parts = urlsplit(url)
-        key = unquote(parts.path.lstrip("/"))
+        try:
+            parts = urlsplit(url)
+            key = unquote(parts.path.lstrip("/"))
+            key.encode()
+        except ValueError:
+            # a host that is none, or half a surrogate pair: no URL that a store has given
+            raise ObjectStoreError(f"the object {url!r} is not in {self}") from None
         if parts.scheme != "s3" or parts.netloc != self.bucket or not key.startswith(self.prefix):
             raise ObjectStoreError(f"the object {url!r} is not in {self}")
         return {"Bucket": self.bucket, "Key": key}

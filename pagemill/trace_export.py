@@ -7,8 +7,10 @@ no collector are counted and dropped; that a collector is away is said once.
 
 import logging
 import os
+import re
 import threading
 from collections.abc import Sequence
+from urllib.parse import unquote
 
 from opentelemetry import trace
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -25,6 +27,9 @@ from pagemill.traces import OnSpans, SpanOutcome
 log = logging.getLogger("pagemill.traces")
 
 _QUEUE_SIZE = 2048
+
+# as the library takes them: what it does not take it shows, in the log
+_HEADER = re.compile(r"[\w!#$%&'*+.^`|~-]+\s*=[\x20\x21\x23-\x2b\x2d-\x3a\x3c-\x5b\x5d-\x7e]*", re.ASCII)
 
 
 class Export:
@@ -61,7 +66,8 @@ def start_export(service: str, *, instance: str = "", on_spans: OnSpans | None =
         instance: Tells processes of one service apart.
 
     Raises:
-        SettingsError: the environment asks for an exporter that there is not, or for queues that cannot be.
+        SettingsError: the environment asks for an exporter that there is not, for queues that cannot be, or for
+            a place or headers that are none.
     """
     if os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return None
@@ -77,10 +83,23 @@ def start_export(service: str, *, instance: str = "", on_spans: OnSpans | None =
         raise SettingsError(f"OTEL_TRACES_EXPORTER is {wanted!r}: want otlp or none")
     if protocol != "http/protobuf":
         raise SettingsError(f"the protocol of OTLP is {protocol!r}: want http/protobuf, usually at port 4318")
+    _check_variables()
     try:
         return Export(service, instance, on_spans or _count_nothing)
     except ValueError as error:
         raise SettingsError(f"the variables OTEL_BSP_* cannot be used: {error}") from None
+
+
+def _check_variables() -> None:
+    """Refuse what the exporter would complain of by showing it: logins stand in URLs, and tokens in headers."""
+    for name in ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"):
+        if not (os.environ.get(name) or "http://").startswith(("http://", "https://")):
+            raise SettingsError(f"{name} does not begin with http:// or https://")
+    for name in ("OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS"):
+        given = [part.strip() for part in os.environ.get(name, "").split(",") if part.strip()]
+        for number, header in enumerate(given, 1):
+            if not _HEADER.fullmatch(header) or not unquote(header).isprintable():
+                raise SettingsError(f"{name}: header {number} is not name=value, with special characters as %xx")
 
 
 class FollowingLinks(Sampler):

@@ -112,9 +112,9 @@ class Drain:
     async def _hand_back_running(self, crash: Callable[[], BaseException | None]) -> None:
         """Give the rest back, with what it has generated: whoever takes a job continues it."""
         try:
-            await self._ask_engine(self._leases.renew(all_checkpoints=True))
-        except (QueueUnavailable, EngineGone) as error:
-            log.warning("drain.not_checkpointed", error=str(error))
+            await self._ask_engine(asyncio.wait_for(self._leases.renew(all_checkpoints=True), FLUSH_S))
+        except (QueueUnavailable, EngineGone, TimeoutError) as error:
+            log.warning("drain.not_checkpointed", error=str(error) or "no reply in time")
         try:
             await self._returns.release(await self._ask_engine(self._jobs.take_all()), "running")
         except EngineGone:

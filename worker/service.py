@@ -265,8 +265,10 @@ class Service:
         await self._engine.kill()
         if self._crash and self._options.supervised:
             return
-        with contextlib.suppress(QueueUnavailable):
-            await self._consumer.leave()
+        # a server that is silent would keep us for many times as long: without a word the heartbeat runs out
+        with contextlib.suppress(QueueUnavailable, TimeoutError):
+            async with asyncio.timeout(FLUSH_S):
+                await self._consumer.leave()
 
     async def _pull(self) -> None:
         """Claim what fits, as often as something has changed."""

@@ -1,5 +1,6 @@
 """How a command of bulk's runner ends: its own code, or that of an error, which is told in a line."""
 
+import signal
 import sys
 from collections.abc import Callable
 
@@ -10,12 +11,14 @@ from producers.extras import how_to_get
 
 def exit_code(name: str, command: Callable[[], int], usage_errors: tuple[type[Exception], ...]) -> int:
     """
-    Run a command.
+    Run a command; SIGTERM is as Ctrl-C to it.
 
     Args:
         name: Stands before the error.
         usage_errors: Whose remedy is another command line: 2, where other errors are 1.
     """
+    # until the command hears both: a display is put away, and a folder for a while is deleted
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         return command()
     except Interrupted as error:

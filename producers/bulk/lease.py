@@ -58,6 +58,9 @@ class OutputLease:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._over.set()
+        if kind is not None and issubclass(kind, KeyboardInterrupt):
+            # whoever says so does not wait for a server that is silent: as after a kill
+            return
         self._renewer.join()
         if not self._lost.is_set():
             try:

@@ -8,10 +8,10 @@ Runs the gateway until SIGTERM, and makes API keys.
 import argparse
 import logging
 import os
+import signal
 import socket
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
 from pagemill.errors import PagemillError, SettingsError
@@ -34,6 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except PagemillError as error:
         print(f"pagemill gateway: {error}", file=sys.stderr)
         return 2 if isinstance(error, SettingsError) else 1
+    except KeyboardInterrupt:
+        return 0
 
 
 def create_key(arguments: Sequence[str]) -> int:
@@ -58,12 +60,19 @@ def create_key(arguments: Sequence[str]) -> int:
 
 
 def serve(arguments: Sequence[str]) -> int:
-    """Listen until SIGTERM or Ctrl-C; running requests may then go on for `grace_s`."""
+    """
+    Listen until SIGTERM or Ctrl-C; running requests may then go on for `grace_s`.
+
+    Raises:
+        KeyboardInterrupt: it was told to end, and has ended in order.
+    """
     given = vars(_parser().parse_args(arguments))
     place = {name: given.pop(name) for name in ("redis_url", "queue", "object_store")}
     settings = GatewaySettings.load(**given)
     queue = ClientSettings.load(strict=False, **place)
     need("gateway", *_MODULES)
+    # uvicorn ends in order and then raises the signal anew: SIGTERM's own way would take us away with our last spans
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     # a quarter of a second of imports that `keys` and `--help` need not pay, and that may be missing
     import structlog
     import uvicorn
@@ -92,11 +101,7 @@ def serve(arguments: Sequence[str]) -> int:
     host, port = listener.getsockname()[:2]
     structlog.get_logger(__name__).info("gateway.listening", url=f"http://{host}:{port}")
     name = f"{socket.gethostname()}-{os.getpid()}"
-    # uvicorn ends in order and then raises Ctrl-C anew
-    with (
-        suppress(KeyboardInterrupt),
-        exported(queue.tracing, "pagemill-gateway", instance=name, on_spans=lambda *told: spans_of(app, *told)),
-    ):
+    with exported(queue.tracing, "pagemill-gateway", instance=name, on_spans=lambda *told: spans_of(app, *told)):
         uvicorn.Server(config).run(sockets=[listener])
     return 0
 

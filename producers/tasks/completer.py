@@ -40,6 +40,9 @@ PAUSE_S = 1.0
 # how often it is looked for queues that a worker has opened meanwhile
 LOOK_S = 30.0
 
+# how long what is under way may take when it is time to stop: a server that is silent would keep us for minutes
+STOP_S = 10.0
+
 
 class Completer(threading.Thread):
     """
@@ -155,7 +158,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     # with a time-out: a wait without one would not hear the signal on every system
     while not stop.wait(1.0):
         pass
-    completers.join()
+    # what was not acknowledged by then is another completer's
+    completers.join(STOP_S)
     return 0
 
 

@@ -36,7 +36,7 @@ def celery_config(settings: CelerySettings) -> dict[str, Any]:
     for name in ("celery_broker_url", "celery_result_backend"):
         url = getattr(settings, name) or ""
         # Celery's own error would show part of it
-        if url.startswith(("redis://", "rediss://")) and splits_password(url):
+        if url.lower().startswith(("redis://", "rediss://")) and splits_password(url):
             raise SettingsError(f"{name} has a password whose /, ? or # is not written %2F, %3F or %23")
     visibility = {"visibility_timeout": settings.celery_visibility_timeout_s}
     # how often it is looked for what has been without an acknowledgement for too long

@@ -79,7 +79,7 @@ class Ingress:
             return {"job_id": job_id, "state": "unknown", "result": None}
         return {"job_id": job_id, "state": result.status, "result": answer(result)}
 
-    def cancel(self, named: Mapping[str, str | None]) -> dict[str, str]:
+    def cancel(self, named: Mapping[str, object]) -> dict[str, str]:
         """
         End what is named: a job, the task of one, or a batch.
 
@@ -90,6 +90,8 @@ class Ingress:
         if len(given) != 1:
             raise failure("invalid_arguments", f"want exactly one of {', '.join(named)}")
         [(kind, name)] = given
+        if not isinstance(name, str):
+            raise failure("invalid_arguments", f"{kind} is of type {type(name).__name__}: want a text")
         if kind == "batch_id":
             return {"state": self._client.cancel_batch(name).state}
         if kind == "job_id":

@@ -90,6 +90,8 @@ BAD_SCHEMAS: list[tuple[dict[str, Any], str]] = [
     ({"type": "integer", "const": 1.5}, "const has 1.5"),
     ({"type": "integer", "minimum": 1.5}, "whole number"),
     ({"type": "integer", "minimum": 2**63}, "whole number of 64 bits"),
+    ({"type": "integer", "minimum": -(10**400)}, "a number of 401 digits"),
+    ({"oneOf": [{"const": 10**400}, {"type": "string"}]}, "a number of 401 digits"),
     ({"type": "number", "minimum": True}, "want minimum as a number"),
     ({"type": "number", "minimum": 2, "maximum": 1}, "no number lies in the range"),
     ({"type": "integer", "exclusiveMinimum": 1, "exclusiveMaximum": 2}, "no number lies in the range"),

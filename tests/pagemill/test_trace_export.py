@@ -58,6 +58,30 @@ def test_an_export_that_there_is_not_is_refused(monkeypatch: pytest.MonkeyPatch,
         start_export("test")
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("ENDPOINT", "user:hunter2@host"),
+        *(
+            ("HEADERS", value)
+            for value in ("Authorization: Bearer hunter2", "a=b,c=hunter2%0A1", "a=hunter2;", "a=hunter2é")
+        ),
+    ],
+)
+def test_what_is_written_wrongly_is_refused_and_not_shown(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    """
+    The library would log it as it stands, at each try.
+    """
+    for kind in ("", "TRACES_"):
+        with monkeypatch.context() as patch:
+            patch.setenv(f"OTEL_EXPORTER_OTLP_{kind}{name}", value)
+            with pytest.raises(SettingsError, match=f"OTEL_EXPORTER_OTLP_{kind}{name}.* not ") as caught:
+                start_export("test")
+        assert "hunter2" not in str(caught.value)
+
+
 @pytest.mark.parametrize("size", ["100", "many", "0"])
 def test_a_queue_that_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch, size: str) -> None:
     """

@@ -1,11 +1,15 @@
 """The end of a worker: what happens to its jobs, with real processes and signals."""
 
+import asyncio
 import signal
+import time
 from pathlib import Path
 
+import pytest
 from redis import Redis
 
 from pagemill.client import Client
+from pagemill.consumer import Consumer
 from pagemill.schema import Job
 from tests.support.jobs import expected_texts, submitted
 from tests.support.servers import wait_for
@@ -91,6 +95,28 @@ def test_a_second_signal_skips_the_waiting(server_url: str, queue: str, client: 
         assert 0 == worker.wait()
 
     assert ["queued", "queued"] == [client.status(job.id).state for job in jobs]
+
+
+@pytest.mark.parametrize("silent", ["renew", "release", "leave"])
+def test_a_silent_server_does_not_keep_a_worker(
+    server_url: str, queue: str, client: Client, silent: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    A call on the way out that is not answered is given up: the leases run out.
+    """
+
+    async def never(*_: object, **__: object) -> None:
+        await asyncio.sleep(600)
+
+    for module in ("drain", "returns", "service"):
+        monkeypatch.setattr(f"worker.{module}.FLUSH_S", 0.2)
+    with RunningService(server_url, queue, drain_s=0, engine=FakeEngine(tokens_per_s=1000)) as service:
+        submitted(client, 1, max_tokens=8000)
+        wait_for(lambda: client.stats().running == 1 and service.engine.stats().generated_tokens)
+        monkeypatch.setattr(Consumer, silent, never)
+        began = time.monotonic()
+    assert time.monotonic() - began < 5
+    assert service.error is None
 
 
 def test_a_step_that_hangs_does_not_hold_up_a_worker_in_a_hurry(

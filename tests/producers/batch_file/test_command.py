@@ -166,3 +166,18 @@ def test_the_help_is_the_programs_own() -> None:
 
     assert 0 == done.returncode
     assert b"--deadline" in done.stdout
+
+
+def test_a_signal_before_the_work_leaves_no_files(flags: list[str], tmp_path: Path) -> None:
+    """
+    SIGTERM ends a command that still reads its input as Ctrl-C does: what it keeps for a while is deleted.
+    """
+    environ = environment() | {"TMPDIR": str(tmp_path)}
+    command = batch_command("run", "-", "-o", "-", *flags)
+    with subprocess.Popen(command, cwd=CHECKOUT, env=environ, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        wait_for(lambda: any(tmp_path.iterdir()), 20)
+        process.send_signal(signal.SIGTERM)
+        assert process.stderr is not None
+        told = process.stderr.read()
+
+    assert (130, b"batch: interrupted\n", []) == (process.returncode, told, list(tmp_path.iterdir()))

@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from pagemill.bulk_client import BulkClient
 from producers.bulk.__main__ import main
 from tests.support.bulk_runs import bulk, bulk_command, output_rows, write_documents
+from tests.support.redis_process import RedisProcess
 from tests.support.servers import wait_for
 from tests.support.services import CHECKOUT
 
@@ -167,3 +169,22 @@ def test_a_signal_stops_in_order(served_url: str, tmp_path: Path, number: signal
     done = bulk("resume", out, "--redis-url", served_url)
     assert 0 == done.returncode, done.stderr
     assert "rows      400: done 400" in done.stdout
+
+
+def test_a_second_signal_waits_for_no_server(tmp_path: Path) -> None:
+    """
+    One that is silent would keep each call for a minute; the output's lease is then a dead process's.
+    """
+    source = write_documents(tmp_path / "documents.jsonl", 400)
+    with RedisProcess(tmp_path / "server") as server, BulkClient(server.url) as client:
+        flags = ["--redis-url", server.url, "--input", str(source), "--output", str(tmp_path / "out")]
+        with subprocess.Popen(bulk_command("run", *flags), cwd=CHECKOUT, stderr=subprocess.PIPE, text=True) as process:
+            wait_for(lambda: sum(client.stats().queued.values()) == 400, 30)
+            server.pause()
+            for _ in range(2):
+                process.send_signal(signal.SIGTERM)
+                time.sleep(0.5)
+            _, told = process.communicate(timeout=10)
+        server.resume()
+
+    assert (130, "bulk: interrupted") == (process.returncode, told.splitlines()[-1])

@@ -151,6 +151,7 @@ def test_a_deadline_is_a_failure_of_its_own(caller: Caller) -> None:
         ("submit", {"prompt": ["a"]}, "InvalidJob", "prompt"),
         ("results", {"job_ids": ["a"] * 257}, "InvalidArguments", "256"),
         ("cancel", {}, "InvalidArguments", "exactly one of"),
+        ("cancel", {"task_id": ["a"]}, "InvalidArguments", "task_id is of type list"),
         ("cancel", {"job_id": "none"}, "JobNotFound", "no job none"),
         ("batch_status", {"batch_id": "none"}, "BatchNotFound", "none"),
         ("submit_batch", {"items": [{"prompt": "a"}, {"promt": "b"}]}, "InvalidJob", "row 2: promt"),

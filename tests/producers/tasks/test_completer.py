@@ -1,5 +1,6 @@
 """The completer's loop: what it does again, what it gives up, and that it stops."""
 
+import signal
 import threading
 from collections.abc import Callable, Iterator
 
@@ -135,3 +136,26 @@ def test_the_help_is_told_and_nothing_starts(capsys: pytest.CaptureFixture[str])
         assert code == ended.value.code
 
     assert "pagemill.toml" in capsys.readouterr().out
+
+
+def test_a_silent_server_does_not_keep_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    Told to stop, the process leaves a call that does not return: what is not acknowledged comes again.
+    """
+    called = threading.Event()
+
+    def silent(_: Completers) -> None:
+        called.set()
+        threading.Event().wait(60)
+
+    monkeypatch.setattr(Completers, "run", silent)
+    monkeypatch.setattr(module, "STOP_S", 0.1)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    told = threading.Thread(target=lambda: called.wait() and signal.raise_signal(signal.SIGTERM))
+    told.start()
+    try:
+        assert 0 == module.main([])
+    finally:
+        told.join()
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
