@@ -15,11 +15,9 @@ from redis.asyncio import Redis as AsyncRedis
 from redis.asyncio.connection import Connection as AsyncConnection
 from redis.asyncio.connection import SSLConnection as AsyncSSLConnection
 from redis.asyncio.connection import UnixDomainSocketConnection as AsyncUnixDomainSocketConnection
-from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
 from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
-from redis.retry import Retry
 
 from pagemill.errors import SettingsError
 from pagemill.moving_server import (
@@ -33,6 +31,7 @@ from pagemill.moving_server import (
     slot_of,
     slot_place,
 )
+from pagemill.retries import AsyncRetry, Retry
 from pagemill.scripts import is_not_ready
 from pagemill.server_url import parse_server_url
 
