@@ -80,4 +80,5 @@ def test_a_long_line_is_not_kept() -> None:
     tracemalloc.stop()
 
     assert 65_536_000 == len(line)
-    assert peak < 1_000_000
+    # other threads of the process are counted too
+    assert peak < 16_000_000
