@@ -99,8 +99,9 @@ def open_store(url: str) -> ObjectStore:
     """
     try:
         parts = urlsplit(url)
-    except ValueError as error:
-        raise SettingsError(f"the object store's URL has a host that is none: {error}") from None
+    except ValueError:
+        # its error would show the host, with a login before it
+        raise SettingsError(f"the object store's URL has a host that is none; {_KEYS}") from None
     if parts.scheme == "file" and parts.netloc in ("", "localhost") and parts.path.startswith("/"):
         return FileStore(Path(unquote(parts.path)))
     if parts.scheme == "s3" and _BUCKET.fullmatch(parts.netloc):

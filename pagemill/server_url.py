@@ -76,8 +76,11 @@ def parse_server_url(url: str) -> ServerUrl:
 
 
 def splits_password(url: str) -> bool:
-    """Whether a password's /, ? or # is not escaped: what follows it would be read as something else, and shown."""
-    parts = urlsplit(url)
+    """Whether a password's special character is not escaped: what follows is read as something else, and shown."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return True
     return "@" in parts.path + parts.query or bool(parts.fragment)
 
 

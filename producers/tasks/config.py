@@ -37,7 +37,7 @@ def celery_config(settings: CelerySettings) -> dict[str, Any]:
         url = getattr(settings, name) or ""
         # Celery's own error would show part of it
         if url.lower().startswith(("redis://", "rediss://")) and splits_password(url):
-            raise SettingsError(f"{name} has a password whose /, ? or # is not written %2F, %3F or %23")
+            raise SettingsError(f"{name} has a password with a special character that is not written %xx, as / is %2F")
     visibility = {"visibility_timeout": settings.celery_visibility_timeout_s}
     # how often it is looked for what has been without an acknowledgement for too long
     looks = {"unacked_restore_interval": settings.celery_visibility_timeout_s / 10, "unacked_restore_throttle": 1}

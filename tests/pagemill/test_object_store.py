@@ -431,6 +431,8 @@ def test_a_url_that_is_no_store(url: str) -> None:
         *(
             "s3://key:hunter2@bucket/prefix",
             "s3://key:hunter2/3@bucket/prefix",
+            "s3://key:hunter2℀@bucket",
+            "s3://key:hunter2@[bucket]",
             "https://key:hunter2@host/bucket",
             "file://key:hunter2@host/folder",
         ),
