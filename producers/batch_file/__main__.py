@@ -18,7 +18,6 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from pagemill.bulk_client import BulkClient
@@ -31,9 +30,9 @@ from producers.batch_file.local import Summary, errors_beside, run_file, spool
 from producers.batch_file.plan import ROWS_PER_CHUNK, Order
 from producers.batch_file.server import BatchServer, Capacity
 from producers.batch_file.service import folder_of
-from producers.batch_file.work import BatchFile, Progress
+from producers.batch_file.work import Progress
 from producers.bulk.errors import BulkError
-from producers.bulk.exit_codes import exit_code
+from producers.bulk.exit_codes import exit_code, heed_signals
 from producers.bulk.io_errors import SourceError
 from producers.openai_api.batch_lines import ENDPOINTS
 from producers.programs import observed
@@ -78,7 +77,7 @@ def _work(options: argparse.Namespace, order: Order, output: str, errors: str) -
         tell_of_no_worker(client, voice.warn)
         display = stack.enter_context(voice.display())
         display.show(Moment(0, 0, "reading the input", unit="lines", kv_usage=None))
-        return run_file(order, output, errors, client, started=_heed_signals, on_turn=_shower(display))
+        return run_file(order, output, errors, client, started=heed_signals, on_turn=_shower(display))
 
 
 def _serve(options: argparse.Namespace) -> int:
@@ -116,18 +115,6 @@ def _shower(display: Display) -> Callable[[Progress], None]:
         display.show(Moment(done, progress.total, stage, tokens_per_s=rate, unit="lines", kv_usage=None))
 
     return show
-
-
-def _heed_signals(work: BatchFile) -> None:
-    """The first stops the work in order, the second at once."""
-
-    def stop(number: int, frame: FrameType | None) -> None:  # noqa: ARG001  a signal handler takes both
-        if work.stopped:
-            raise KeyboardInterrupt
-        work.stop()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, stop)
 
 
 def _print_files(*paths: str) -> None:

@@ -10,20 +10,18 @@ setting is wrong.
 
 import argparse
 import os
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from datetime import date
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from pagemill.bulk_client import BulkClient
 from pagemill.errors import SettingsError
 from producers.bulk import status
 from producers.bulk.errors import SpecError
-from producers.bulk.exit_codes import exit_code
+from producers.bulk.exit_codes import exit_code, heed_signals
 from producers.bulk.io_errors import OutputError
 from producers.bulk.jobs import BulkRunner, Hooks, resume_job, run_job
 from producers.bulk.lease import OutputLease
@@ -125,7 +123,7 @@ def _hooks(display: Display) -> Hooks:
     def started(runner: BulkRunner, rows_left: int, rows: int) -> None:
         nonlocal left, total
         left, total = rows_left, rows
-        _heed_signals(runner)
+        heed_signals(runner)
 
     def turned(counts: Counts) -> None:
         stage = "waiting for a full queue" if counts.busy else "running"
@@ -134,18 +132,6 @@ def _hooks(display: Display) -> Hooks:
         display.show(Moment(done, total, stage, tokens_per_s=rate, unit="rows", kv_usage=None))
 
     return Hooks(started, turned)
-
-
-def _heed_signals(runner: BulkRunner) -> None:
-    """The first stops the run in order, the second at once."""
-
-    def stop(number: int, frame: FrameType | None) -> None:  # noqa: ARG001  a signal handler takes both
-        if runner.stopped:
-            raise KeyboardInterrupt
-        runner.stop()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, stop)
 
 
 def _tell(options: argparse.Namespace, summary: Summary) -> int:

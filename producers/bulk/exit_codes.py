@@ -1,12 +1,37 @@
-"""How a command of bulk's runner ends: its own code, or that of an error, which is told in a line."""
+"""How a command of bulk's runner ends: by a signal, and with its own code or that of an error, told in a line."""
 
 import signal
 import sys
 from collections.abc import Callable
+from types import FrameType
+from typing import Protocol
 
 from pagemill.errors import PagemillError
 from producers.bulk.errors import Interrupted
 from producers.extras import how_to_get
+
+
+class Stoppable(Protocol):
+    """Work that ends in order once it is told to."""
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it was told."""
+
+    def stop(self) -> None:
+        """Tell it."""
+
+
+def heed_signals(work: Stoppable) -> None:
+    """The first SIGINT or SIGTERM stops the work in order, the second at once."""
+
+    def stop(number: int, frame: FrameType | None) -> None:  # noqa: ARG001  a signal handler takes both
+        if work.stopped:
+            raise KeyboardInterrupt
+        work.stop()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
 
 
 def exit_code(name: str, command: Callable[[], int], usage_errors: tuple[type[Exception], ...]) -> int:

@@ -3,7 +3,6 @@
 import json
 import signal
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,15 +21,6 @@ from tests.support.batch_files import (
 from tests.support.servers import is_routed, wait_for
 from tests.support.services import CHECKOUT, RunningService
 from worker.fake_engine import FakeEngine
-
-
-@pytest.fixture(autouse=True)
-def _signals_as_they_were() -> Iterator[None]:
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    handlers = [signal.getsignal(number) for number in numbers]
-    yield
-    for number, handler in zip(numbers, handlers, strict=True):
-        signal.signal(number, handler)
 
 
 @pytest.fixture
