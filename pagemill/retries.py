@@ -2,7 +2,7 @@
 How often a command is tried.
 
 redis-py tries a connect, and the question whether a connection still lives, as often as the command that needs them,
-and each time the command is tried: with five repetitions, a server that is silent was waited for 36 times.
+and each time the command is tried: with five repetitions, a server that is silent may be waited for 36 times.
 """
 
 from collections.abc import Awaitable, Callable
